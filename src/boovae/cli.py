@@ -1,0 +1,234 @@
+"""The command line: one function per verb. Nothing heavy is imported before a verb runs, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from boovae.config import Settings, flag, resolve, to_toml
+from boovae.errors import BoovaeError, InputError, RunError
+
+if TYPE_CHECKING:
+    from boovae.data import Stream
+    from boovae.run import Run
+    from boovae.training.trainer import Trainer
+
+Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
+
+
+@dataclass(frozen=True)
+class Train(Settings):
+    """Learn the tasks of a dataset one after another; writes a run folder with a report."""
+
+    out: Path | None = None
+    """Run folder; runs/DATASET-METHOD-HASH if not given."""
+    config: Path | None = None
+    """TOML file with settings; flags win over it."""
+    data_dir: Path | None = None
+    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    resume: Literal["auto", "always", "never"] = "auto"
+    """Continue a run that was stopped: if there is one, in any case, or never."""
+    device: Device = "auto"
+    """Where to train."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the training step (torch.compile): faster steps after some ten seconds."""
+    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
+    """What to measure after each task."""
+    quiet: bool = False
+    """Show nothing but the result."""
+    json: bool = False
+    """Print the last evaluation as JSON."""
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Measure a run's model again, for example with more samples."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    samples: int | None = None
+    """Importance samples per test image; as in training if not given."""
+    generated: int | None = None
+    """Generated images for diversity and Fréchet distance; as in training if not given."""
+    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
+    """What to measure."""
+    data_dir: Path | None = None
+    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    device: Device = "auto"
+    """Where to compute."""
+    quiet: bool = False
+    """Show nothing but the result."""
+    json: bool = False
+    """Print the evaluation as JSON."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draw images from a run's model into a PNG file."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    out: Path = Path("samples.png")
+    """The picture to write."""
+    n: int = 64
+    """How many images."""
+    task: int | None = None
+    """Only from this task's part of the prior (counting from 0)."""
+    replica: int = 0
+    """Which replica draws."""
+    data_dir: Path | None = None
+    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    device: Device = "auto"
+    """Where to compute."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about one run, or about several side by side."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    out: Path | None = None
+    """The page to write; RUN/report.html if not given (one run)."""
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """List the datasets: what they are, where they come from, whether they are on this disk."""
+
+    data_dir: Path | None = None
+    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the continual-learning methods."""
+
+
+def train(arguments: Train) -> None:
+    """Train, resume, evaluate, report."""
+    from boovae.progress import make_display
+    from boovae.run import train as run_train
+
+    settings = _settings(arguments)
+    stream = _stream(settings, arguments.data_dir)
+    out = arguments.out or _default_folder(settings)
+    run_train(
+        settings,
+        stream,
+        out,
+        device=arguments.device,
+        compile=arguments.compile,
+        resume=arguments.resume,
+        metrics=arguments.metric,
+        display=make_display(quiet=arguments.quiet),
+        command=_command(),
+    )
+    evaluations = _events(out)
+    if arguments.json:
+        print(json.dumps(evaluations[-1]))
+    else:
+        _print_table(evaluations)
+    _report(out, quiet=arguments.quiet)
+
+
+def evaluate(arguments: Eval) -> None:
+    """Measure a model again."""
+    from boovae.metrics.classifier import trained_classifier
+    from boovae.metrics.evaluation import evaluate as measure
+    from boovae.progress import make_display
+
+    display = make_display(quiet=arguments.quiet)
+    run, trainer, stream = _opened(arguments.run, arguments.data_dir, arguments.device)
+    with run:
+        changed = {name: getattr(arguments, name) for name in ("samples", "generated") if getattr(arguments, name)}
+        trainer.settings = dataclasses.replace(trainer.settings, **changed)
+        seen = stream[: trainer.tasks_done]
+        classifier = None
+        if {"diversity", "frechet"} & set(arguments.metric):
+            classifier = trained_classifier(seen, device=trainer.device, progress=display.note)
+        history = run.events("evaluation")[: trainer.tasks_done - 1]
+        event = measure(trainer, seen, classifier, history, metrics=arguments.metric, progress=display.evaluating)
+    display.close()
+    if arguments.json:
+        print(json.dumps(event))
+    else:
+        _print_table([event])
+
+
+def sample(arguments: Sample) -> None:
+    """Draw images."""
+    from boovae.run import save_samples
+
+    run, trainer, _ = _opened(arguments.run, arguments.data_dir, arguments.device)
+    with run:
+        if arguments.n < 1:
+            raise InputError(f"--n is {arguments.n}; it must be at least 1")
+        if arguments.task is not None and not 0 <= arguments.task < trainer.tasks_done:
+            raise InputError(f"--task is {arguments.task}; this run has learned tasks 0 to {trainer.tasks_done - 1}")
+        if not 0 <= arguments.replica < len(trainer.replicas):
+            raise InputError(f"--replica is {arguments.replica}; this run has replicas 0 to {len(trainer.replicas) - 1}")
+        save_samples(trainer, arguments.out, arguments.task, arguments.n, arguments.replica)
+    print(arguments.out)
+
+
+def report(arguments: Report) -> None:
+    """Write the page."""
+    from boovae.report import write_report
+
+    if not arguments.runs:
+        raise InputError("name at least one run folder: boovae report RUN")
+    print(write_report(arguments.runs, arguments.out))
+
+
+def datasets(arguments: Datasets) -> None:
+    """List the datasets."""
+    from boovae.data import DATASETS, PATH_FORMS
+
+    rows = []
+    for name, info in DATASETS.items():
+        where = info.where(arguments.data_dir)
+        present = "embedded" if not info.files else str(where) if info.is_present(arguments.data_dir) else "not here"
+        rows.append((name, info.description, info.licence, present))
+    rows += [(name, text, "", "yours") for name, text in PATH_FORMS.items()]
+    _print_rows(("dataset", "what", "licence", "on this disk"), rows)
+
+
+def methods(arguments: Methods) -> None:
+    """List the methods."""
+    from boovae.methods import METHODS
+
+    _print_rows(("method", "what it does"), [(name, method.summary) for name, method in METHODS.items()])
+
+
+VERBS: dict[str, tuple[Any, Any]] = {
+    "train": (Train, train),
+    "eval": (Eval, evaluate),
+    "sample": (Sample, sample),
+    "report": (Report, report),
+    "datasets": (Datasets, datasets),
+    "methods": (Methods, methods),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the command `boovae`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        parsed = tyro.extras.subcommand_type_from_defaults  # noqa: B018
+        parsed = _parse(words)
+        dict(VERBS.values())[type(parsed)](parsed)
+    except RunError as error:
+        print(f"boovae: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except BoovaeError as error:
+        print(f"boovae: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,218 @@
+"""Every setting and its default, in one place. Imports neither torch nor tyro, so that `--help` answers at once.
+
+Who wins: a flag, then the file given by `--config`, then the preset, then the dataset's recipe, then the default here.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from boovae.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What defines a run: together with the data it decides every number in `metrics.jsonl`."""
+
+    dataset: str = "digits"
+    """Dataset: digits, mnist, fashion_mnist, notmnist, folder:PATH or npz:PATH."""
+    method: str = "standard"
+    """Continual-learning method; a+b combines two (see `boovae methods`)."""
+    tasks: int | None = None
+    """Learn only the first N tasks; all of them if not given."""
+    classes_per_task: int = 1
+    """How many classes make one task."""
+    class_order: tuple[int, ...] | None = None
+    """The order in which the classes come; the dataset's own if not given."""
+    limit: int | None = None
+    """At most this many images per class and split."""
+    binarize: Literal["none", "dynamic", "threshold"] = "none"
+    """Grey values as they are (the paper), drawn anew in every epoch, or cut at one half."""
+    data_seed: int = 0
+    """Decides the split into training, validation and test images."""
+
+    net: str = "mlp:300"
+    """Encoder and decoder: mlp:WIDTH."""
+    latent_dim: int = 40
+    """Dimension of the latent space."""
+    likelihood: Literal["bernoulli", "normal", "logistic"] = "bernoulli"
+    """Likelihood of the pixels."""
+    log_variance_range: tuple[float, float] = (-6.0, 2.0)
+    """Limits of the encoder's log-variance."""
+    prior: Literal["normal", "vamp"] = "normal"
+    """Prior of `standard` and `joint`; methods that bring their own prior ignore it."""
+    components: int = 15
+    """Pseudo-inputs per task; `vamp` gets that many for each task seen."""
+
+    replicas: int = 1
+    """How many seeds are trained at once."""
+    seed: int = 0
+    """Seed of the first replica; the others follow by one."""
+    epochs: int = 500
+    """Most epochs per task."""
+    batch_size: int = 250
+    """Images per step."""
+    learning_rate: float = 5e-4
+    """Adam's learning rate at the start of a task."""
+    plateau_patience: int = 30
+    """Epochs without improvement after which the learning rate is halved."""
+    early_stop: int = 50
+    """Epochs without improvement after which a task ends."""
+    kl_weight: float = 1.0
+    """Weight of the KL term once it is warm."""
+    kl_warmup: int = 0
+    """Epochs over which the KL weight grows linearly from 0."""
+
+    samples: int = 5000
+    """Importance samples per test image."""
+    generated: int = 10000
+    """Generated images for diversity and Fréchet distance."""
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "epochs", "batch_size", "latent_dim", "components", "samples", "generated"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        for name in ("plateau_patience", "early_stop", "classes_per_task"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        for name in ("tasks", "limit"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "a whole number of at least 1, or leave it out")
+        for name in ("kl_warmup", "kl_weight", "seed", "data_seed"):
+            value = getattr(self, name)
+            _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
+        _require(
+            math.isfinite(self.learning_rate) and self.learning_rate > 0,
+            "learning_rate",
+            self.learning_rate,
+            "a number above 0, for example 5e-4",
+        )
+        low, high = self.log_variance_range
+        _require(low < high, "log_variance_range", self.log_variance_range, "a lower and a higher number")
+        for name, allowed in _choices().items():
+            if getattr(self, name) not in allowed:
+                raise unknown_name(f"value for {flag(name)}", str(getattr(self, name)), allowed)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each replica."""
+        return tuple(range(self.seed, self.seed + self.replicas))
+
+
+def flag(name: str) -> str:
+    """Return the command-line flag of a setting: batch_size -> --batch-size."""
+    return "--" + name.replace("_", "-")
+
+
+def _require(good: bool, name: str, value: object, wanted: str) -> None:
+    if not good:
+        raise InputError(f"{flag(name)} is {value}; it must be {wanted}")
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    hints = get_type_hints(Settings)
+    return {name: get_args(hint) for name, hint in hints.items() if str(hint).startswith("typing.Literal")}
+
+
+#: What the paper's optimisation table fixes per dataset (spec 4.2 and 4.3), and a small model for the embedded digits.
+RECIPES: dict[str, dict[str, Any]] = {
+    "digits": {
+        "net": "mlp:128",
+        "latent_dim": 16,
+        "batch_size": 50,
+        "learning_rate": 2e-3,
+        "epochs": 100,
+        "plateau_patience": 12,
+        "early_stop": 20,
+    },
+    "mnist": {"net": "mlp:300", "log_variance_range": (-6.0, 2.0)},
+    "notmnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0)},
+    "fashion_mnist": {
+        "net": "mlp:1024",
+        "log_variance_range": (-4.0, 4.0),
+        "batch_size": 500,
+        "epochs": 1000,
+    },
+}
+
+
+def resolve(given: Mapping[str, Any], file: Path | None = None) -> Settings:
+    """Return the settings from flags given by the user, a TOML file, the dataset's recipe and the defaults.
+
+    >>> resolve({"dataset": "mnist", "epochs": 3}).batch_size
+    250
+    """
+    from_file = read_toml(file) if file else {}
+    named = {**from_file, **given}
+    recipe = RECIPES.get(str(named.get("dataset", Settings.dataset)), {})
+    return from_mapping({**recipe, **named})
+
+
+def from_mapping(values: Mapping[str, Any]) -> Settings:
+    """Return the settings of a mapping, with every name and type checked."""
+    known = {field.name for field in fields(Settings)}
+    for name in values:
+        if name not in known:
+            raise unknown_name("setting", name, known)
+    checked = {name: _typed(name, value) for name, value in values.items() if value is not None}
+    return replace(Settings(), **checked)
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return the value as the type its setting has; TOML has lists where we have tuples, and 1 for 1.0."""
+    default = getattr(Settings, name)
+    hint = str(get_type_hints(Settings)[name])
+    if hint.startswith("tuple") or "tuple[" in hint:
+        element = float if "float" in hint else int
+        if not isinstance(value, (list, tuple)) or not all(_is(element, item) for item in value):
+            raise InputError(f"{flag(name)} is {value!r}; it must be a list of numbers")
+        items = tuple(element(item) for item in value)
+        if isinstance(default, tuple) and len(items) != len(default):
+            raise InputError(f"{flag(name)} has {len(items)} numbers; it must have {len(default)}")
+        return items
+    wanted = int if "int" in hint else float if "float" in hint else str
+    if not _is(wanted, value):
+        raise InputError(f"{flag(name)} is {value!r}; it must be a value of type {wanted.__name__}")
+    return wanted(value)
+
+
+def _is(wanted: type, value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float)) if wanted is float else isinstance(value, wanted)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read settings from a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"no such configuration file: {path} (--config)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"cannot read the configuration {path} (--config): {error}") from error
+
+
+def to_toml(settings: Settings) -> str:
+    """Return the settings as TOML; `from_mapping(tomllib.loads(...))` gives them back.
+
+    >>> from_mapping(tomllib.loads(to_toml(Settings()))) == Settings()
+    True
+    """
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(settings).items() if value is not None)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        return '"' + "".join(_escaped(letter) for letter in value) + '"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)
+
+
+def _escaped(letter: str) -> str:
+    if letter in '"\\':
+        return "\\" + letter
+    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"

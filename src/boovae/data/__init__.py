@@ -1,0 +1,21 @@
+"""Data: from files and arrays to a stream of tasks."""
+
+from boovae.data.datasets import DATASETS, PATH_FORMS, DatasetInfo, load_stream
+from boovae.data.download import DataFile
+from boovae.data.readers import read_folder, read_idx, read_npz, write_idx
+from boovae.data.tasks import Split, Stream, Task
+
+__all__ = [
+    "DATASETS",
+    "PATH_FORMS",
+    "DataFile",
+    "DatasetInfo",
+    "Split",
+    "Stream",
+    "Task",
+    "load_stream",
+    "read_folder",
+    "read_idx",
+    "read_npz",
+    "write_idx",
+]

@@ -1,0 +1,322 @@
+"""The datasets by name, and how each becomes a stream of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boovae.data.arrays import TEST, TRAIN, VALID, IntArray, random_split
+from boovae.data.download import DataFile, find_file, get_file
+from boovae.data.readers import Labelled, read_folder, read_idx, read_npz
+from boovae.data.tasks import Stream, build_stream, check_seed
+from boovae.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known about a dataset: where it comes from, what it holds, which files it needs."""
+
+    name: str
+    description: str
+    origin: str
+    licence: str
+    shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    files: tuple[DataFile, ...] = ()
+    mirrors: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def where(self, data_dir: str | Path | None = None) -> Path | None:
+        """Return the folder that holds the files, or None (also for a dataset that needs no files)."""
+        paths = [find_file(self.name, file, data_dir) for file in self.files]
+        return paths[0].parent if paths and paths[0] is not None and None not in paths else None
+
+    def is_present(self, data_dir: str | Path | None = None) -> bool:
+        """Say whether the dataset can be loaded without a network."""
+        return not self.files or self.where(data_dir) is not None
+
+    def read(self, data_dir: str | Path | None = None) -> list[NDArray[np.uint8]]:
+        """Return the content of the files, checked, in the order of ``files``."""
+        paths = [get_file(self.name, file, self.mirrors, data_dir, self.remedy) for file in self.files]
+        return [read_idx(path, file.sha256) for path, file in zip(paths, self.files, strict=True)]
+
+
+DIGITS = tuple("0123456789")
+
+DATASETS: dict[str, DatasetInfo] = {
+    info.name: info
+    for info in (
+        DatasetInfo(
+            "digits",
+            "1,797 handwritten digits of 8 x 8 pixels; comes with scikit-learn",
+            "UCI, Optical Recognition of Handwritten Digits (Alpaydin, Kaynak 1998)",
+            "CC BY 4.0",
+            (8, 8),
+            DIGITS,
+        ),
+        DatasetInfo(
+            "mnist",
+            "70,000 handwritten digits of 28 x 28 pixels",
+            "LeCun, Cortes, Burges (1998)",
+            "CC BY-SA 3.0",
+            (28, 28),
+            DIGITS,
+            (
+                DataFile(
+                    "train-images-idx3-ubyte.gz",
+                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                ),
+                DataFile(
+                    "train-labels-idx1-ubyte.gz",
+                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                    "d53e105ee54ea40749a09fcbcd1e9432",
+                ),
+                DataFile(
+                    "t10k-images-idx3-ubyte.gz",
+                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                    "9fb629c4189551a2d022fa330f9573f3",
+                ),
+                DataFile(
+                    "t10k-labels-idx1-ubyte.gz",
+                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+                    "ec29112dd5afa0611ce80d1b7f02629c",
+                ),
+            ),
+            (
+                "https://ossci-datasets.s3.amazonaws.com/mnist",
+                "https://storage.googleapis.com/cvdf-datasets/mnist",
+            ),
+        ),
+        DatasetInfo(
+            "fashion_mnist",
+            "70,000 pictures of clothes, 28 x 28 pixels",
+            "Zalando Research (Xiao, Rasul, Vollgraf 2017)",
+            "MIT",
+            (28, 28),
+            (
+                "T-shirt/top",
+                "Trouser",
+                "Pullover",
+                "Dress",
+                "Coat",
+                "Sandal",
+                "Shirt",
+                "Sneaker",
+                "Bag",
+                "Ankle boot",
+            ),
+            (
+                DataFile(
+                    "train-images-idx3-ubyte.gz",
+                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                ),
+                DataFile(
+                    "train-labels-idx1-ubyte.gz",
+                    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                    "25c81989df183df01b3e8a0aad5dffbe",
+                ),
+                DataFile(
+                    "t10k-images-idx3-ubyte.gz",
+                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                    "bef4ecab320f06d8554ea6380940ec79",
+                ),
+                DataFile(
+                    "t10k-labels-idx1-ubyte.gz",
+                    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+                    "bb300cfdad3c16e7a12a480ee83cd310",
+                ),
+            ),
+            (
+                "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            ),
+        ),
+        DatasetInfo(
+            "notmnist",
+            "18,724 letters A to J in many typefaces, 28 x 28 pixels (notMNIST_small)",
+            "Yaroslav Bulatov (2011)",
+            "none stated",
+            (28, 28),
+            tuple("ABCDEFGHIJ"),
+            (
+                DataFile(
+                    "notmnist-small-images-idx3-ubyte.gz",
+                    "59fe38159136f66e2e88103ee317146a15311676a501177ddb5850be451d972d",
+                ),
+                DataFile(
+                    "notmnist-small-labels-idx1-ubyte.gz",
+                    "a9bc5225a5455d5559f6a0a39d67e4354dfff3b97d7076bcbd38a235b3598c0b",
+                ),
+            ),
+            remedy=(
+                "To make both files, unpack notMNIST_small.tar.gz by Yaroslav Bulatov, delete its two "
+                "unreadable pictures and write images and labels of boovae.data.read_folder with "
+                "boovae.data.write_idx; or load the unpacked folder itself as folder:PATH."
+            ),
+        ),
+    )
+}
+
+#: What a name with a path means; not in ``DATASETS`` because the data is the user's own.
+PATH_FORMS = {
+    "folder:PATH": "a folder with one sub-folder of pictures per class",
+    "npz:PATH": "a NumPy file with images and labels, perhaps split",
+}
+
+
+class Source(NamedTuple):
+    """A whole dataset: images ``(n, *shape)``, class and split code of each, and how it was split."""
+
+    images: NDArray[Any]
+    labels: IntArray
+    split: IntArray
+    class_names: tuple[str, ...]
+    how: str
+
+
+def load_stream(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    seed: int = 0,
+    classes_per_task: int = 1,
+    class_order: Sequence[int] | None = None,
+    limit: int | None = None,
+    binarize: str = "none",
+) -> Stream:
+    """Return a dataset as a stream of tasks: each task gets the next ``classes_per_task`` classes.
+
+    Parameters
+    ----------
+    name : of a dataset in ``DATASETS``, or ``folder:PATH`` or ``npz:PATH``.
+    data_dir : folder that holds ``<dataset>/<file>``; else BOOVAE_DATA, then the cache, then a download.
+    seed : decides the split into train, valid and test, and is recorded.
+    class_order : the classes in the order they come, perhaps not all; by default as they are numbered.
+    limit : the most images per class and split.
+    binarize : "none", "threshold" or "dynamic", see :class:`Stream`.
+
+    >>> stream = load_stream("digits", classes_per_task=2)
+    >>> stream, stream[0].name, stream.split_record["sizes"]
+    (Stream('digits': 5 of 5 tasks), '0/1', {'train': 1293, 'valid': 144, 'test': 360})
+    """
+    check_seed(seed)
+    source = _read_source(name, data_dir, seed)
+    groups = _class_groups(source, class_order, classes_per_task)
+    task_of_class = np.full(len(source.class_names), -1, np.int64)
+    for task, group in enumerate(groups):
+        task_of_class[list(group)] = task
+    task_of = task_of_class[source.labels]
+    if limit is not None:
+        task_of[~_within_limit(source, limit, seed)] = -1
+    return build_stream(
+        source.images,
+        source.labels,
+        source.split,
+        task_of,
+        name=name,
+        task_names=["/".join(source.class_names[label] for label in group) for group in groups],
+        class_names=source.class_names,
+        binarize=binarize,
+        seed=seed,
+        how=source.how,
+        extra={"limit": None if limit is None else int(limit)},
+    )
+
+
+def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Source:
+    form, _, path = str(name).partition(":")
+    if form in _PATH_READERS and path:
+        return _split_by_class(_PATH_READERS[form](Path(path).expanduser()), seed)
+    if name not in DATASETS:
+        raise unknown_name("dataset", str(name), [*DATASETS, *PATH_FORMS])
+    return _SOURCES[name](DATASETS[name], data_dir, seed)
+
+
+def _digits(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = (bunch.images / 16).astype(np.float32)
+    split = random_split(len(images), (seed,), info.name, test=0.2, valid=0.1)
+    how = "random: a fifth is test, a tenth of the rest is valid"
+    return Source(images, bunch.target.astype(np.int64), split, info.class_names, how)
+
+
+def _mnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+    train_images, train_labels, test_images, test_labels = info.read(data_dir)
+    train = random_split(len(train_labels), (seed,), info.name, test=0, valid=10_000)
+    split = np.concatenate([train, np.full(len(test_labels), TEST)])
+    labels = np.concatenate([train_labels, test_labels]).astype(np.int64)
+    how = "canonical test set; 10,000 random images of the train set are valid"
+    return Source(np.concatenate([train_images, test_images]), labels, split, info.class_names, how)
+
+
+def _notmnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+    images, labels = info.read(data_dir)
+    split = random_split(len(labels), (seed,), info.name, test=0.1, valid=0.1)
+    how = "random: a tenth is test, a tenth of the rest is valid"
+    return Source(images, labels.astype(np.int64), split, info.class_names, how)
+
+
+def _split_by_class(data: Labelled, seed: int) -> Source:
+    """Return the data with its own split; what that lacks is drawn per class from the train images."""
+    split = np.full(len(data.labels), TRAIN) if data.split is None else data.split.copy()
+    lacking: dict[str, Any] = {
+        key: None for key, code in (("valid", VALID), ("test", TEST)) if code not in split
+    }
+    if lacking:
+        for label in np.unique(data.labels):
+            own = np.flatnonzero((data.labels == label) & (split == TRAIN))
+            where = f"class '{data.class_names[label]}'"
+            shares = {"valid": 0, "test": 0} | lacking
+            split[own] = random_split(len(own), (seed, int(label)), where, **shares)
+    drawn = " and ".join(f"a random tenth is {key}" for key in reversed(lacking))
+    return Source(
+        data.images, data.labels, split, data.class_names, f"per class, {drawn}" if drawn else "as given"
+    )
+
+
+_SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Source]] = {
+    "digits": _digits,
+    "mnist": _mnist,
+    "fashion_mnist": _mnist,
+    "notmnist": _notmnist,
+}
+_PATH_READERS: dict[str, Callable[[Path], Labelled]] = {"folder": read_folder, "npz": read_npz}
+
+
+def _class_groups(source: Source, class_order: Sequence[int] | None, size: int) -> list[tuple[int, ...]]:
+    present = [int(label) for label in np.unique(source.labels)]
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise InputError(f"classes_per_task={size!r}: hand in a whole number, 1 or more")
+    order = present if class_order is None else list(class_order)
+    unknown = [label for label in order if label not in present]
+    if unknown or not order:
+        known = ", ".join(map(str, present))
+        raise InputError(
+            f"class_order: {f'unknown class {unknown[0]!r}' if unknown else 'is empty'}; known: {known}"
+        )
+    twice = [label for label in order if order.count(label) > 1]
+    if twice:
+        raise InputError(f"class_order: class {twice[0]} occurs more than once; name each class once")
+    return [tuple(int(label) for label in order[i : i + size]) for i in range(0, len(order), size)]
+
+
+def _within_limit(source: Source, limit: int, seed: int) -> NDArray[np.bool_]:
+    """Mark ``limit`` random images of each class and split; a smaller limit marks a part of them."""
+    if isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1:
+        raise InputError(f"limit={limit!r}: hand in a whole number of images per class and split, 1 or more")
+    kept = np.zeros(len(source.labels), np.bool_)
+    for label in np.unique(source.labels):
+        for code in (TRAIN, VALID, TEST):
+            rows = np.flatnonzero((source.labels == label) & (source.split == code))
+            order = np.random.default_rng([seed, int(label), code]).permutation(len(rows))
+            kept[rows[order[:limit]]] = True
+    return kept

@@ -1,0 +1,199 @@
+"""Where the files of a dataset lie, and how they get there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from boovae.errors import InputError
+
+DATA_VARIABLE = "BOOVAE_DATA"
+CACHE_VARIABLE = "BOOVAE_CACHE"
+CHUNK = 1 << 13  # a connection that breaks loses the chunk it was in, so a small one
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a dataset: its name, the SHA-256 of its unpacked content, the MD5 of the public gzip file.
+
+    The content is checked on every reading, so a copy that was packed anew is as good as the original.
+    Without an MD5 there is no public file to download.
+    """
+
+    name: str
+    sha256: str
+    md5: str | None = None
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads: BOOVAE_CACHE or the usual one of the platform."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("boovae"))
+
+
+def search_folders(data_dir: str | Path | None = None) -> list[Path]:
+    """Return the folders to look into: ``data_dir`` or else BOOVAE_DATA, then the cache."""
+    chosen = data_dir or os.environ.get(DATA_VARIABLE)
+    return [Path(chosen).expanduser(), cache_folder()] if chosen else [cache_folder()]
+
+
+def find_file(dataset: str, file: DataFile, data_dir: str | Path | None = None) -> Path | None:
+    """Return the path of a file that is on this disk, packed or unpacked, else None."""
+    for folder in search_folders(data_dir):
+        for name in (file.name, file.name.removesuffix(".gz")):
+            path = folder / dataset / name
+            if path.is_file():
+                return path
+    return None
+
+
+def get_file(
+    dataset: str,
+    file: DataFile,
+    mirrors: Sequence[str],
+    data_dir: str | Path | None = None,
+    remedy: str = "",
+) -> Path:
+    """Return the path of a file, downloaded into the cache if it is nowhere on this disk.
+
+    ``mirrors`` are addresses of folders that hold the file; ``remedy`` ends the error when there is no way.
+    """
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise InputError(f"--data-dir {data_dir}: no such folder; it should hold {dataset}/{file.name}")
+    path = find_file(dataset, file, data_dir)
+    if path is not None:
+        return path
+    if not mirrors or file.md5 is None:
+        raise _missing(dataset, file, data_dir, ["there is no public copy with a known checksum"], remedy)
+    return _download(dataset, file, mirrors, data_dir, remedy)
+
+
+def _missing(
+    dataset: str, file: DataFile, data_dir: str | Path | None, reasons: Sequence[str], remedy: str
+) -> InputError:
+    place = search_folders(data_dir)[0] / dataset / file.name
+    lines = [
+        f"dataset '{dataset}': {file.name} is not on this disk and could not be downloaded",
+        *(f"  {reason}" for reason in reasons),
+        f"Put it at {place}",
+        f"or name the folder that holds {dataset}/{file.name} with --data-dir or {DATA_VARIABLE}.",
+    ]
+    return InputError("\n".join([*lines, remedy] if remedy else lines))
+
+
+def _download(
+    dataset: str, file: DataFile, mirrors: Sequence[str], data_dir: str | Path | None, remedy: str
+) -> Path:
+    import filelock
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    folder = cache_folder() / dataset
+    reasons = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # One process downloads; others that want the same file wait, then find it.
+        with filelock.FileLock(folder / f"{file.name}.lock", timeout=1800):
+            for mirror in mirrors:
+                try:
+                    return _retrieve(mirror, file, folder)
+                except (OSError, ValueError) as error:  # no connection, an error page, a wrong checksum
+                    reasons.append(f"{mirror}: {error}")
+    except (OSError, NotImplementedError) as error:
+        reasons.append(f"{folder}: {error}; choose another folder with {CACHE_VARIABLE}")
+    raise _missing(dataset, file, data_dir, reasons, remedy)
+
+
+def _retrieve(mirror: str, file: DataFile, folder: Path) -> Path:
+    import pooch
+
+    part = folder / f"{file.name}.part"
+    had_part = part.exists()
+    try:
+        path = pooch.retrieve(
+            mirror.rstrip("/") + "/" + file.name,
+            known_hash=f"md5:{file.md5}",
+            fname=file.name,
+            path=folder,
+            downloader=ResumingDownloader(part),
+        )
+    except (OSError, ValueError):
+        if had_part and not part.exists():  # a stale beginning, not this mirror, was at fault
+            return _retrieve(mirror, file, folder)
+        raise
+    return Path(path)
+
+
+class ResumingDownloader:
+    """A downloader for pooch that goes on where a broken transfer stopped.
+
+    Bytes are collected in ``part``, which outlives this process; a connection that breaks is taken up again
+    as long as each attempt brings something.
+    """
+
+    def __init__(self, part: Path, pause: float = 0.5) -> None:
+        self.part = part
+        self.pause = pause
+
+    def __call__(self, url: str, output_file: str | Path, pooch: object) -> None:
+        """Bring ``url`` to ``output_file``, as pooch asks for it."""
+        import requests
+
+        while True:
+            before = self._size()
+            try:
+                self._transfer(url)
+                break
+            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
+                if self._size() <= before:
+                    raise
+                time.sleep(self.pause)
+        self.part.replace(output_file)
+
+    def _size(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def _transfer(self, url: str) -> None:
+        import requests
+
+        have = self._size()
+        headers = {"Accept-Encoding": "identity"}  # the bytes as they are stored: the checksum is theirs
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        with requests.get(url, headers=headers, stream=True, timeout=(10, 30)) as answer:
+            resumed = answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            if answer.status_code == 416 or (answer.status_code == 206 and not resumed):
+                self.part.unlink()  # not a beginning of this file
+                raise requests.ConnectionError(f"cannot resume at byte {have}")
+            answer.raise_for_status()
+            self._write(answer, have if answer.status_code == 206 else 0)
+
+    def _write(self, answer: Any, start: int) -> None:
+        import requests
+
+        length = answer.headers.get("Content-Length")
+        total = start + int(length) if length else None
+        with self.part.open("ab" if start else "wb") as file, _progress() as progress:
+            bar = progress.add_task(self.part.stem, total=total, completed=start)
+            for chunk in answer.iter_content(CHUNK):
+                file.write(chunk)
+                progress.advance(bar, len(chunk))
+        if total is not None and self._size() != total:
+            raise requests.ConnectionError(f"{self._size()} of {total} bytes came")
+
+
+def _progress() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -1,0 +1,219 @@
+"""Reads IDX files, NPZ files and folders of pictures; what is broken is refused and named."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import math
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boovae.data.arrays import IntArray, as_images, as_labels, check_pixels
+from boovae.errors import InputError
+
+# Deflate packs at most 1032 bytes into one: what claims more than that is damaged or a bomb.
+MAX_INFLATION = 1032
+PICTURE_SUFFIXES = frozenset(
+    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+)
+# Named, because some other formats of Pillow start outside programs.
+PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+
+
+class Labelled(NamedTuple):
+    """Images ``(n, *shape)``, the class ``(n,)`` and, if known, the split 0/1/2 ``(n,)`` of each."""
+
+    images: NDArray[Any]
+    labels: IntArray
+    split: IntArray | None
+    class_names: tuple[str, ...]
+
+
+def read_idx(path: str | Path, sha256: str | None = None) -> NDArray[np.uint8]:
+    """Return the bytes of an IDX file, gzipped or not; ``sha256`` is that of the unpacked file.
+
+    The header says how much there is: not a byte more is unpacked, so a small file cannot fill the memory.
+    """
+    path = Path(path)
+    try:
+        with _open_unpacked(path) as file:
+            header, shape = _read_idx_header(file, path)
+            size = math.prod(shape)
+            if size > path.stat().st_size * MAX_INFLATION:
+                raise InputError(
+                    f"{path}: too short for its header, which promises {size} bytes; get it again"
+                )
+            body = file.read(size + 1)
+    except (OSError, EOFError, zlib.error, MemoryError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); get it again") from error
+    if sha256 is not None:
+        found = hashlib.sha256(header)
+        found.update(body)
+        if found.hexdigest() != sha256:
+            raise InputError(
+                f"{path}: wrong checksum, expected SHA-256 {sha256} of the unpacked file, "
+                f"found {found.hexdigest()}; delete it and get it again"
+            )
+    if len(body) != size:
+        amount = "more" if len(body) > size else f"only {len(body)}"
+        raise InputError(f"{path}: the header promises {size} bytes, there are {amount}; get it again")
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
+def write_idx(path: str | Path, array: NDArray[np.uint8]) -> None:
+    """Write bytes as an IDX file, gzipped if the name ends so."""
+    path = Path(path)
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    content = header + np.ascontiguousarray(array, np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+@contextlib.contextmanager
+def _open_unpacked(path: Path) -> Iterator[IO[bytes]]:
+    with path.open("rb") as raw:
+        gzipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        if gzipped:
+            with gzip.GzipFile(fileobj=raw) as file:
+                yield cast(IO[bytes], file)
+        else:
+            yield raw
+
+
+def _read_idx_header(file: IO[bytes], path: Path) -> tuple[bytes, tuple[int, ...]]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or not 1 <= magic[3] <= 4:
+        raise InputError(f"{path}: not an IDX file (it begins with {magic.hex() or 'nothing'}); get it again")
+    if magic[2] != 8:
+        raise InputError(f"{path}: IDX type 0x{magic[2]:02x}, only unsigned bytes (0x08) are read")
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise InputError(f"{path}: ends inside the IDX header; get it again")
+    return magic + sizes, struct.unpack(f">{magic[3]}I", sizes)
+
+
+def read_npz(path: str | Path) -> Labelled:
+    """Return the arrays ``images`` (or ``x``) and ``labels`` (or ``y``) of an NPZ file.
+
+    Optional are ``split``, 0, 1 or 2 for train, valid and test, and ``class_names``. Pixels are uint8 or
+    floats in [0, 1]. Nothing is unpickled.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"npz:{path}: no such file")
+    arrays = _load_npz(path)
+    keys = ", ".join(sorted(arrays)) or "none"
+    for name, other in (("images", "x"), ("labels", "y")):
+        if name not in arrays and other not in arrays:
+            raise InputError(f"{path}: no array '{name}' or '{other}', found {keys}; save it under that name")
+    image_key, label_key = (a if a in arrays else b for a, b in (("images", "x"), ("labels", "y")))
+    where = f"{path} '{image_key}'"
+    images = check_pixels(as_images(arrays[image_key], where), (0.0, 1.0), where)
+    labels = as_labels(arrays[label_key], len(images), f"{path} '{label_key}'")
+    split = None
+    if "split" in arrays:
+        split = as_labels(arrays["split"], len(images), f"{path} 'split'")
+        if split.max() > 2:
+            raise InputError(f"{path} 'split': 0, 1, 2 are train, valid, test; found {split.max()}")
+    names = arrays.get("class_names", np.arange(labels.max() + 1)).ravel()
+    if len(names) <= labels.max():
+        raise InputError(f"{path} 'class_names': {len(names)} names, but a label is {labels.max()}")
+    return Labelled(images, labels, split, tuple(map(str, names)))
+
+
+def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
+    wanted = ("images", "x", "labels", "y", "split", "class_names")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if member.file_size > max(1, member.compress_size) * MAX_INFLATION:
+                    raise InputError(
+                        f"{path}: '{member.filename}' claims an impossible size; do not trust this file"
+                    )
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in wanted if key in archive.files}
+    except InputError:
+        raise
+    except Exception as error:  # damaged archives fail in too many ways to list
+        raise InputError(
+            f"{path}: not a readable NPZ file of plain arrays ({type(error).__name__}: {error}); "
+            "write it with numpy.savez"
+        ) from error
+
+
+def read_folder(path: str | Path) -> Labelled:
+    """Return the pictures of a folder with one sub-folder per class, in sorted order.
+
+    A folder that holds pictures itself is one class. Hidden files and files that are not pictures are passed
+    over. All are grey if every file is, else all are RGB; transparency is dropped.
+    """
+    path = Path(path)
+    folders, loose = _visible(path)
+    if folders and loose:
+        raise InputError(f"folder:{path}: pictures next to sub-folders ({loose[0].name}); put them into one")
+    images: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    first: Path | None = None
+    for label, folder in enumerate(folders or [path]):
+        inner, files = _visible(folder)
+        if folders and inner:
+            raise InputError(
+                f"{folder}: has sub-folders ({inner[0].name}); pictures of a class lie in one folder"
+            )
+        if not files:
+            raise InputError(
+                f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}"
+            )
+        for file in files:
+            picture = _read_picture(file)
+            first = first or file
+            if images and picture.shape[:2] != images[0].shape[:2]:
+                raise InputError(
+                    f"{file}: {_size(picture)} pixels, but {first} has {_size(images[0])}; resize to one size"
+                )
+            images.append(picture)
+            labels.append(label)
+    if any(picture.ndim == 3 for picture in images):
+        images = [p if p.ndim == 3 else np.repeat(p[..., None], 3, 2) for p in images]
+    names = tuple(folder.name for folder in folders) or (path.resolve().name,)
+    return Labelled(as_images(np.stack(images), str(path)), np.array(labels, np.int64), None, names)
+
+
+def _visible(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the sub-folders and the pictures of a folder, each sorted by name."""
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+        folders = [entry for entry in entries if entry.is_dir()]
+    except OSError as error:
+        raise InputError(f"folder:{folder}: cannot be read ({error.strerror}); check the path") from error
+    return folders, [e for e in entries if e.suffix.lower() in PICTURE_SUFFIXES and e not in folders]
+
+
+def _size(picture: NDArray[Any]) -> str:
+    return f"{picture.shape[1]} x {picture.shape[0]}"
+
+
+def _read_picture(file: Path) -> NDArray[np.uint8]:
+    """Return grey ``(h, w)`` or colour ``(h, w, 3)``."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=PICTURE_FORMATS) as picture:
+                mode = picture.mode
+                if not mode.startswith(("I", "F")):
+                    grey = mode in ("1", "L", "LA", "La")
+                    return np.asarray(picture.convert("L" if grey else "RGB"), np.uint8)
+    except Exception as error:  # damaged pictures fail in too many ways to list
+        raise InputError(f"{file}: cannot be read as a picture ({error}); repair or remove it") from error
+    raise InputError(f"{file}: more than 8 bits per pixel (mode {mode}); convert it to 8 bits")

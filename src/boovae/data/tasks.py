@@ -1,0 +1,331 @@
+"""Tasks that arrive one after another, and the stream they arrive in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from boovae.data.arrays import (
+    SPLITS,
+    TEST,
+    TRAIN,
+    VALID,
+    Held,
+    IntArray,
+    as_images,
+    as_labels,
+    check_pixels,
+    random_split,
+    to_float,
+)
+from boovae.errors import InputError, unknown_name
+
+BINARIZE = ("none", "dynamic", "threshold")
+
+TaskData = ArrayLike | Tensor | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
+
+
+class Split(NamedTuple):
+    """Some images of a task: pixels ``(n, D)`` float32, flattened, and the class ``(n,)`` int64 of each."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The data of one task; ``classes`` are the labels that occur in it."""
+
+    name: str
+    train: Split
+    valid: Split
+    test: Split
+    classes: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(getattr(self, split).images)} {split}" for split in SPLITS)
+        return f"Task({self.name!r}: {sizes})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stream(Sequence[Task]):
+    """A sliceable sequence of tasks and what is common to them.
+
+    Parameters
+    ----------
+    name : the dataset.
+    shape : of one image: ``(28, 28)``, ``(3, 32, 32)`` with the colours first, or ``(features,)``.
+    class_names : of all classes of the dataset; a label is an index into it.
+    pixel_range : between which values pixels lie.
+    binarize : "none"; "threshold": all pixels are 0 or 1; "dynamic": so are those of valid and test, while
+        train keeps its grey values for the trainer to draw from anew.
+    split_record : how the data was split, with its seed, the sizes and the digest; ready for JSON.
+    tasks : the tasks, in order.
+
+    >>> stream = Stream.from_tasks([np.zeros((10, 4)), np.ones((10, 4))])
+    >>> stream[:1]
+    Stream('arrays': 1 of 2 tasks)
+    >>> stream[1].train.images.shape
+    torch.Size([8, 4])
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    pixel_range: tuple[float, float]
+    binarize: str
+    split_record: dict[str, Any]
+    tasks: tuple[Task, ...]
+    unsliced: Stream | None = None
+
+    @property
+    def full(self) -> Stream:
+        """The stream before slicing."""
+        return self if self.unsliced is None else self.unsliced
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all images, labels and splits; slices, class order and grouping do not change it."""
+        return str(self.split_record["digest"])
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Stream: ...
+
+    def __getitem__(self, index: int | slice) -> Task | Stream:
+        if isinstance(index, slice):
+            return replace(self, tasks=self.tasks[index], unsliced=self.full)
+        return self.tasks[index]
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r}: {len(self)} of {len(self.full)} tasks)"
+
+    @classmethod
+    def from_tasks(
+        cls,
+        tasks: Sequence[TaskData],
+        *,
+        test: Sequence[TaskData] | Held = None,
+        valid: Sequence[TaskData] | Held = None,
+        names: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
+        shape: Sequence[int] | None = None,
+        pixel_range: tuple[float, float] = (0.0, 1.0),
+        seed: int = 0,
+        binarize: str = "none",
+        name: str = "arrays",
+    ) -> Stream:
+        """Return a stream of arrays or tensors, one entry per task: images or ``(images, labels)``.
+
+        Images are ``(n, features)``, ``(n, h, w)`` or ``(n, h, w, c)``; uint8 is stretched from 0..255 over
+        ``pixel_range``, floats must lie in it. Without labels the class is the index of the task. ``test``
+        and ``valid`` are sequences like ``tasks``, or a share or number of images drawn from each task
+        with ``seed`` (by default a tenth is test, then a tenth of the rest valid).
+        """
+        count = _count_tasks(tasks, "tasks")
+        task_names = tuple(map(str, range(count))) if names is None else tuple(map(str, names))
+        if len(task_names) != count or len(set(task_names)) != count:
+            raise InputError(f"names: {count} tasks need {count} different names, found {list(task_names)}")
+        rows = _Rows(shape, _checked_range(pixel_range))
+        rows.add(tasks, TRAIN, "tasks")
+        shares: dict[str, Held] = {}
+        for code, given in ((VALID, valid), (TEST, test)):
+            shares[SPLITS[code]] = 0
+            if given is None or isinstance(given, (int, float)):
+                shares[SPLITS[code]] = given
+            elif _count_tasks(given, SPLITS[code]) != count:
+                raise InputError(
+                    f"{SPLITS[code]}: {len(given)} entries for {count} tasks; hand in one per task"
+                )
+            else:
+                rows.add(given, code, SPLITS[code])
+        images, labels, split, task_of = rows.joined()
+        if any(share != 0 for share in shares.values()):
+            check_seed(seed)
+            for index, task_name in enumerate(task_names):
+                own = np.flatnonzero((task_of == index) & (split == TRAIN))
+                split[own] = random_split(
+                    len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares
+                )
+        default_names = map(str, range(int(labels.max()) + 1)) if rows.labelled else task_names
+        return build_stream(
+            images,
+            labels,
+            split,
+            task_of,
+            name=name,
+            task_names=task_names,
+            class_names=tuple(default_names if class_names is None else class_names),
+            pixel_range=rows.pixel_range,
+            binarize=binarize,
+            seed=seed,
+            how="arrays: " + ", ".join(f"{key} {_describe(value)}" for key, value in shares.items()),
+        )
+
+
+def build_stream(
+    images: NDArray[Any],
+    labels: IntArray,
+    split: IntArray,
+    task_of: IntArray,
+    *,
+    name: str,
+    task_names: Sequence[str],
+    class_names: tuple[str, ...],
+    pixel_range: tuple[float, float] = (0.0, 1.0),
+    binarize: str = "none",
+    seed: int = 0,
+    how: str = "",
+    extra: dict[str, Any] | None = None,
+) -> Stream:
+    """Return the stream of checked images ``(n, *shape)``; each has a class, split and task (-1: none)."""
+    _check_binarize(binarize, pixel_range)
+    check_seed(seed)
+    if int(labels.max()) >= len(class_names):
+        raise InputError(f"class_names: {len(class_names)} names, but a label is {int(labels.max())}")
+    if (task_of < 0).any():
+        used = task_of >= 0
+        images, labels, split, task_of = images[used], labels[used], split[used], task_of[used]
+    tasks = []
+    for index, task_name in enumerate(task_names):
+        parts: dict[str, Split] = {}
+        for code, split_name in enumerate(SPLITS):
+            rows = np.flatnonzero((task_of == index) & (split == code))
+            if not len(rows):
+                raise InputError(
+                    f"task '{task_name}' has no {split_name} image; "
+                    "each task needs at least 1 image in train, valid and test"
+                )
+            pixels = to_float(images[rows], pixel_range).flatten(1)
+            pixels = _binarized(pixels, binarize, code, (seed, index))
+            parts[split_name] = Split(pixels, torch.from_numpy(labels[rows]))
+        classes = tuple(int(label) for label in np.unique(labels[task_of == index]))
+        tasks.append(Task(task_name, **parts, classes=classes))
+    record = {"dataset": name, "seed": int(seed), "how": how, "binarize": binarize, **(extra or {})}
+    record |= _sizes(tasks)
+    record["digest"] = _digest(images, labels, split, pixel_range, binarize, seed)
+    return Stream(name, images.shape[1:], class_names, pixel_range, binarize, record, tuple(tasks))
+
+
+def _sizes(tasks: Sequence[Task]) -> dict[str, Any]:
+    per_task = [
+        {"name": task.name, "classes": list(task.classes)}
+        | {split: len(getattr(task, split).labels) for split in SPLITS}
+        for task in tasks
+    ]
+    return {"sizes": {split: sum(task[split] for task in per_task) for split in SPLITS}, "tasks": per_task}
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that the generators cannot take."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InputError(f"seed={seed!r}: hand in a whole number, 0 or more")
+
+
+def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
+    if isinstance(tasks, (np.ndarray, Tensor, str, bytes)) or not isinstance(tasks, Sequence):
+        raise InputError(f"{where}: hand in a list with one entry per task, found {type(tasks).__name__}")
+    if not len(tasks):
+        raise InputError(f"{where}: no tasks; hand in at least one")
+    return len(tasks)
+
+
+class _Rows:
+    """Collects the images of many arrays with their label, split and task."""
+
+    def __init__(self, shape: Sequence[int] | None, pixel_range: tuple[float, float]) -> None:
+        self.shape = None if shape is None else tuple(shape)
+        self.pixel_range = pixel_range
+        self.images: list[NDArray[Any]] = []
+        self.columns: list[IntArray] = []  # (3, n) each: label, split, task
+        self.labelled: bool | None = None
+
+    def add(self, tasks: Sequence[TaskData], code: int, argument: str) -> None:
+        for index, task in enumerate(tasks):
+            where = f"{argument}[{index}]"
+            if isinstance(task, tuple) and len(task) != 2:
+                raise InputError(f"{where}: a tuple is (images, labels), found {len(task)} entries")
+            array, labels = task if isinstance(task, tuple) else (task, None)
+            images = check_pixels(as_images(array, where, self.shape), self.pixel_range, where)
+            if self.labelled not in (None, labels is not None):
+                raise InputError(f"{where}: hand in labels for all tasks and splits or for none")
+            if self.images and images.shape[1:] != self.images[0].shape[1:]:
+                raise InputError(
+                    f"{where}: images of shape {images.shape[1:]}, but those before have "
+                    f"{self.images[0].shape[1:]}; all tasks must agree"
+                )
+            self.labelled = labels is not None
+            columns = np.full((3, len(images)), index, np.int64)
+            columns[0] = index if labels is None else as_labels(labels, len(images), f"{where} labels")
+            columns[1] = code
+            self.images.append(images)
+            self.columns.append(columns)
+
+    def joined(self) -> tuple[NDArray[Any], IntArray, IntArray, IntArray]:
+        if len({images.dtype for images in self.images}) > 1:  # bytes and floats: bring both to one scale
+            self.images = [to_float(images, self.pixel_range).numpy() for images in self.images]
+        labels, split, task_of = np.concatenate(self.columns, 1)
+        return np.concatenate(self.images), labels, split, task_of
+
+
+def _checked_range(pixel_range: tuple[float, float]) -> tuple[float, float]:
+    try:
+        low, high = map(float, pixel_range)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InputError(f"pixel_range={pixel_range!r}: hand in (lowest, highest), both finite")
+    return low, high
+
+
+def _describe(share: Held) -> str:
+    if share is None:
+        return "a random tenth"
+    return f"random {share}" if share else "as given"
+
+
+def _check_binarize(binarize: str, pixel_range: tuple[float, float]) -> None:
+    if binarize not in BINARIZE:
+        raise unknown_name("binarize", str(binarize), BINARIZE)
+    if binarize != "none" and pixel_range != (0.0, 1.0):
+        raise InputError(f"binarize='{binarize}' needs pixel_range (0, 1), found {pixel_range}; use 'none'")
+
+
+def _binarized(pixels: Tensor, binarize: str, code: int, seed: tuple[int, int]) -> Tensor:
+    if binarize == "threshold":
+        return (pixels > 0.5).float()
+    if binarize == "dynamic" and code != TRAIN:
+        # Scores must be comparable between epochs and methods, so these are drawn once.
+        noise = np.random.default_rng([*seed, code]).random(pixels.shape, np.float32)
+        return (torch.from_numpy(noise) < pixels).float()
+    return pixels
+
+
+def _digest(
+    images: NDArray[Any],
+    labels: IntArray,
+    split: IntArray,
+    pixel_range: tuple[float, float],
+    binarize: str,
+    seed: int,
+) -> str:
+    drawn = int(seed) if binarize == "dynamic" else None  # then the seed decides pixels, not only the split
+    head = [list(images.shape), images.dtype.str, list(pixel_range), binarize, drawn]
+    sha256 = hashlib.sha256(json.dumps(head).encode())
+    for array in (images, labels, split):
+        sha256.update(np.ascontiguousarray(array).data)
+    return sha256.hexdigest()

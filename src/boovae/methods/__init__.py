@@ -1,0 +1,36 @@
+"""The registry of methods. A new method is one file and one line here, or `register` from anywhere else."""
+
+from __future__ import annotations
+
+from boovae.config import Settings
+from boovae.errors import InputError, unknown_name
+from boovae.methods.base import Combination, Method, TaskImages
+from boovae.methods.joint import Joint
+from boovae.methods.standard import Standard
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Standard, Joint)}
+
+
+def register(method: type[Method]) -> type[Method]:
+    """Add a method from outside the package; also a class decorator."""
+    if not method.name or "+" in method.name:
+        raise InputError(f"{method.__name__}.name is {method.name!r}; it must be a name without '+'")
+    METHODS[method.name] = method
+    return method
+
+
+def make_method(settings: Settings) -> Method:
+    """Return the method that the settings name; `a+b` combines."""
+    names = settings.method.split("+")
+    for name in names:
+        if name not in METHODS:
+            raise unknown_name("method", name, METHODS)
+    if len(set(names)) < len(names):
+        raise InputError(f"--method {settings.method} names a method twice; name each once")
+    if "joint" in names and len(names) > 1:
+        raise InputError(f"--method {settings.method}: joint keeps everything, there is nothing to protect; use it alone")
+    parts = [METHODS[name](settings) for name in names]
+    return parts[0] if len(parts) == 1 else Combination(settings, parts)
+
+
+__all__ = ["METHODS", "Combination", "Method", "TaskImages", "make_method", "register"]

@@ -1,0 +1,196 @@
+"""What a continual-learning method is: what happens when a task begins, in the loss, after an epoch, when it ends,
+and what it remembers. Methods combine: `a+b` is a and b at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.errors import InputError
+from boovae.priors import NormalPrior, Prior, VampPrior
+from boovae.training.engine import Batch
+from boovae.training.randomness import Draw
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+
+@dataclass(frozen=True)
+class TaskImages:
+    """The images a task is trained with, on the device: (N, D) for all replicas alike, or (R, N, D)."""
+
+    index: int
+    name: str
+    train: Tensor
+    valid: Tensor
+
+
+class Method:
+    """One continual-learning idea; a method overrides what it needs.
+
+    Everything here has a leading replica axis R, except what `penalty` sees: that is one replica under `vmap`.
+    """
+
+    name = ""
+    #: One sentence for `boovae methods`.
+    summary = ""
+    #: Whether images of finished tasks are kept.
+    stores_examples = False
+    #: Memory that all replicas share, stored without the replica axis.
+    shared_memory: frozenset[str] = frozenset()
+    #: Snapshots taken before this epoch are not eligible as the best one.
+    first_eligible = 0
+    #: Tasks seen, the current one included. Capacities follow it, never the number of tasks planned.
+    tasks_seen = 0
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def see(self, tasks: int) -> None:
+        """Take note of how many tasks have been seen, the current one included."""
+        self.tasks_seen = tasks
+
+    def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
+        """Return the method's own prior, or None for the one the settings name."""
+        return None
+
+    def images(self, task: TaskImages) -> TaskImages:
+        """Return what is trained on: the task's images, perhaps with others mixed in."""
+        return task
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Prepare for a task; `task` is what `images` returned."""
+
+    def draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return the random tensors that `penalty` wants in its batch, for one step of one replica."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors {name: (R, ...)} that `penalty` finds in `batch["state"]`; their shapes stay within a task."""
+        return {}
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return named terms, each a scalar, that are added to the loss of one replica."""
+        return {}
+
+    def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
+        """Act between two epochs."""
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Act when a task is learned; `replicas` hold the best snapshots. Nothing of `task` may be kept but by `memory`."""
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return all that survives a task besides the networks: {name: (R, ...)}."""
+        return {}
+
+    def images_stored(self) -> int:
+        """Return how many images of finished tasks one replica keeps."""
+        return 0
+
+    def load_memory(self, memory: dict[str, Tensor]) -> None:
+        """Take back what `memory` returned."""
+        if memory:
+            raise InputError(f"the checkpoint remembers {sorted(memory)}, which method '{self.name}' does not know")
+
+
+class Combination(Method):
+    """Several methods at once: their penalties add up, each sees the images the one before it returns."""
+
+    def __init__(self, settings: Settings, parts: Sequence[Method]) -> None:
+        super().__init__(settings)
+        self.parts = {part.name: part for part in parts}
+        self.name = "+".join(self.parts)
+        self.summary = "; ".join(part.summary for part in parts)
+        self.stores_examples = any(part.stores_examples for part in parts)
+        self.first_eligible = max(part.first_eligible for part in parts)
+        self.shared_memory = frozenset(f"{part.name}.{name}" for part in parts for name in part.shared_memory)
+
+    def see(self, tasks: int) -> None:
+        """Tell all parts."""
+        super().see(tasks)
+        for part in self.parts.values():
+            part.see(tasks)
+
+    def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
+        """Return the one prior that a part brings."""
+        priors = {name: part.make_prior(pixels, pixel_range) for name, part in self.parts.items()}
+        brought = {name: prior for name, prior in priors.items() if prior is not None}
+        if len(brought) > 1:
+            raise InputError(f"--method {self.name}: {' and '.join(brought)} each bring a prior; use one of them")
+        return next(iter(brought.values()), None)
+
+    def images(self, task: TaskImages) -> TaskImages:
+        """Hand the images through all parts."""
+        for part in self.parts.values():
+            task = part.images(task)
+        return task
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Prepare all parts."""
+        for part in self.parts.values():
+            part.begin_task(replicas, task)
+
+    def draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return all parts' draws under `part.name`."""
+        return {f"{key}.{name}": draw for key, part in self.parts.items() for name, draw in part.draws(batch_size).items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all parts' state under `part.name`."""
+        return _joined({key: part.state() for key, part in self.parts.items()})
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return all parts' terms; each part sees its own draws and state under their plain names."""
+        terms = {}
+        for key, part in self.parts.items():
+            own = {**batch, **_part(batch, key), "state": _part(batch["state"], key)}
+            terms.update({f"{key}.{name}": term for name, term in part.penalty(model, own).items()})
+        return terms
+
+    def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
+        """Let all parts act."""
+        for part in self.parts.values():
+            part.after_epoch(replicas, task, epoch)
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Let all parts end the task."""
+        for part in self.parts.values():
+            part.end_task(replicas, task)
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return all parts' memory under `part.name`."""
+        return _joined({key: part.memory() for key, part in self.parts.items()})
+
+    def images_stored(self) -> int:
+        """Return the images of all parts."""
+        return sum(part.images_stored() for part in self.parts.values())
+
+    def load_memory(self, memory: dict[str, Tensor]) -> None:
+        """Give each part its memory back."""
+        for key, part in self.parts.items():
+            part.load_memory(_part(memory, key))
+
+
+def _joined(parts: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{key}.{name}": tensor for key, part in parts.items() for name, tensor in part.items()}
+
+
+def _part(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{key}."): tensor for name, tensor in tensors.items() if name.startswith(f"{key}.")}
+
+
+def default_prior(settings: Settings, pixels: int, pixel_range: tuple[float, float]) -> Prior:
+    """Return the prior that the settings name."""
+    if settings.prior == "vamp":
+        return VampPrior(settings.components, pixels, pixel_range)
+    return NormalPrior(settings.latent_dim)
+
+
+def merged(task: TaskImages, train: Tensor, valid: Tensor) -> TaskImages:
+    """Return the task with more images: `train` and `valid` in front of its own."""
+    return replace(
+        task, train=torch.cat([train, task.train], dim=-2), valid=torch.cat([valid, task.valid], dim=-2)
+    )

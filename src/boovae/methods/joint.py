@@ -1,0 +1,63 @@
+"""`joint`: all images of the tasks seen so far are kept and trained on from a fresh start at every task.
+
+Not a continual method but the upper bound of every comparison: what the same network reaches if nothing has to be given up.
+The prior is N(0, I) or, with `--prior vamp`, a VampPrior (Tomczak and Welling, 2018) with `components` pseudo-inputs for
+each task seen, started at random training images.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.methods.base import Method, TaskImages, merged
+from boovae.priors import Prior, VampPrior
+from boovae.training.randomness import Generators
+from boovae.training.replicas import Replicas
+
+
+class Joint(Method):
+    """Training on everything seen so far."""
+
+    name = "joint"
+    summary = "keeps every image and trains on all of them from a fresh start: the upper bound"
+    stores_examples = True
+    shared_memory = frozenset({"train", "valid"})
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._kept: dict[str, Tensor] = {}
+
+    def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
+        """Return a VampPrior with room for the tasks seen so far, if one is wanted."""
+        if self.settings.prior == "vamp":
+            return VampPrior(self.settings.components * max(self.tasks_seen, 1), pixels, pixel_range)
+        return None
+
+    def images(self, task: TaskImages) -> TaskImages:
+        """Put the images of all earlier tasks in front."""
+        return merged(task, self._kept["train"], self._kept["valid"]) if self._kept else task
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Start afresh; pseudo-inputs start at random training images."""
+        replicas.initialise()
+        if isinstance(replicas.model.prior, VampPrior):
+            order = Generators(replicas.seeds, replicas.device).order(len(task.train), "vamp", task.index)
+            chosen = task.train[order[:, : len(replicas.model.prior.logits)]]
+            replicas.layout.views(replicas.values)["prior.logits"].copy_(replicas.model.prior.logits_of(chosen))
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Keep everything."""
+        self._kept = {"train": task.train, "valid": task.valid}
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return every image seen."""
+        return self._kept
+
+    def images_stored(self) -> int:
+        """Return the number of images seen."""
+        return sum(len(images) for images in self._kept.values())
+
+    def load_memory(self, memory: dict[str, Tensor]) -> None:
+        """Take the images back."""
+        self._kept = dict(memory)

@@ -1,0 +1,16 @@
+"""`standard`: sequential fine-tuning, which protects nothing.
+
+The lower bound of every comparison: the network is trained on one task after another with the ELBO alone
+(Kingma and Welling, 2014) and forgets the earlier ones.
+"""
+
+from __future__ import annotations
+
+from boovae.methods.base import Method
+
+
+class Standard(Method):
+    """Sequential fine-tuning."""
+
+    name = "standard"
+    summary = "fine-tunes on each task and protects nothing: the lower bound"

@@ -1,0 +1,368 @@
+"""The judge of samples: a small classifier trained once per dataset on all of its classes.
+
+Diversity counts the classes of samples and the Fréchet distance compares features of samples; both come from
+this network. It is trained on the whole dataset, whatever the continual run has seen, and cached by
+content: the same data, architecture and seed never train twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from boovae.errors import InputError
+
+if TYPE_CHECKING:
+    from boovae.data.tasks import Split, Stream
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Part of the cache key; raise it when the architecture or the training changes."""
+
+UNCLASSIFIED = -1
+"""The label of an image that is not a number anywhere (a sample of a diverged model)."""
+
+_CHUNK_VALUES = 2**20  # input values per forward pass: bounds memory, independent of the number of images
+_SMALLEST_SIDE = 8  # smaller images are treated as flat features
+
+
+class Classifier(nn.Module):
+    """A convolutional network for images `(h, w)` or `(c, h, w)`, an MLP for flat features `(D,)`.
+
+    Images are always flat, `(..., D)`; leading axes (replicas, images) are kept. Everything but `forward`
+    runs without gradients, in chunks, and answers on the classifier's device.
+
+    >>> net = Classifier((28, 28), classes=(3, 5, 8))
+    >>> images = torch.rand(2, 7, 784)
+    >>> net.logits(images).shape, net.features(images).shape
+    (torch.Size([2, 7, 3]), torch.Size([2, 7, 128]))
+    >>> bool((net.classify(images, classes=[5]) == 5).all())
+    True
+    """
+
+    classes: tuple[int, ...]
+    """The labels the columns of `logits` stand for, in increasing order."""
+    accuracy: float
+    """Share of the dataset's test images it names correctly among all classes (`nan` before training)."""
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, shape: Sequence[int], classes: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.classes = tuple(sorted(set(classes)))
+        self.accuracy = math.nan
+        if len(self.shape) not in (1, 2, 3) or min(self.shape) < 1:
+            raise InputError(f"shape {self.shape}: use (h, w), (c, h, w) or (features,)")
+        if not self.classes:
+            raise InputError("classes is empty: a classifier needs at least one class")
+        image = self._is_image()
+        self.body = _convolutional(self.image_shape) if image else _perceptron(math.prod(self.shape))
+        self.head = nn.Linear(128, len(self.classes))
+        # Pixels share one scale; columns of a table do not.
+        self.register_buffer("centre", torch.zeros(1 if image else math.prod(self.shape)))
+        self.register_buffer("scale", torch.ones(1 if image else math.prod(self.shape)))
+
+    def _is_image(self) -> bool:
+        return len(self.shape) > 1 and min(self.shape[-2:]) >= _SMALLEST_SIDE
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The shape as `(c, h, w)`; flat features are one row."""
+        c, h, w = (1, 1, *self.shape)[-3:]
+        return c, h, w
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of all weights: two classifiers with the same digest give the same answers."""
+        return _digest(self.state_dict())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits `(n, C)` of images `(n, D)`, with gradients."""
+        out: Tensor = self.head(self._embed(images))
+        return out
+
+    def _embed(self, images: Tensor) -> Tensor:
+        x = (images - self.centre) / self.scale
+        if self._is_image():
+            # Twice as fast as the default layout for these convolutions, on both kinds of device.
+            x = x.view(-1, *self.image_shape).contiguous(memory_format=torch.channels_last)
+        out: Tensor = self.body(x)
+        return out
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return the logits `(..., C)` of images `(..., D)`; column i belongs to `classes[i]`."""
+        return self._in_chunks(self.forward, images)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the penultimate layer `(..., 128)` of images `(..., D)`."""
+        return self._in_chunks(self._embed, images)
+
+    def classify(self, images: Tensor, classes: Sequence[int]) -> Tensor:
+        """Return the likeliest label `(...)` among `classes` (those seen so far) for images `(..., D)`.
+
+        An image whose logits are not finite gets `UNCLASSIFIED`.
+        """
+        unknown = sorted(set(classes) - set(self.classes))
+        if unknown or not classes:
+            known = ", ".join(map(str, self.classes))
+            raise InputError(
+                f"classes {list(classes)}: name at least one of the classifier's classes ({known})"
+            )
+        columns = [self.classes.index(label) for label in classes]
+        logits = self.logits(images)[..., columns]
+        labels = torch.tensor(list(classes), device=logits.device)[logits.argmax(-1)]
+        return labels.where(logits.isfinite().all(-1), UNCLASSIFIED)
+
+    @torch.no_grad()
+    def _in_chunks(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        size = math.prod(self.shape)
+        if images.ndim < 1 or images.shape[-1] != size:
+            raise InputError(
+                f"images have shape {tuple(images.shape)}: the last axis must be {size}, flat {self.shape}"
+            )
+        was_training = self.training
+        self.eval()
+        chunks = images.reshape(-1, size).tensor_split(1 + images.numel() // _CHUNK_VALUES)
+        out = torch.cat([function(chunk.to(self.centre)) for chunk in chunks])
+        self.train(was_training)
+        return out.unflatten(0, images.shape[:-1]) if images.ndim > 1 else out[0]
+
+
+def _convolutional(shape: tuple[int, int, int]) -> nn.Sequential:
+    """Images `(n, c, h, w)` to features `(n, 128)`: halve (once or more) to 8 pixels, then one layer."""
+    channels, *sides = shape
+    halvings = max(1, math.ceil(math.log2(max(sides) / 8)))
+    # The first layer already halves large images: at full resolution it would cost more than all others.
+    layers = [(channels, 32, 5, 1 if halvings == 1 else 2)]
+    layers += [(32 if i == 0 else 64, 64, 3, 2) for i in range(max(1, halvings - 1))]
+    layers += [(64, 64, 3, 1)]
+    stack: list[nn.Module] = []
+    for inputs, outputs, kernel, stride in layers:
+        stack += [
+            nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        ]
+        sides = [(side - 1) // stride + 1 for side in sides]
+    stack += [nn.Flatten(), nn.Linear(64 * math.prod(sides), 128), nn.ReLU()]
+    return nn.Sequential(*stack)
+
+
+def _perceptron(size: int) -> nn.Sequential:
+    """Flat inputs `(n, D)` to features `(n, 128)`."""
+    return nn.Sequential(
+        *(nn.Linear(size, 256), nn.LayerNorm(256), nn.ReLU()),
+        *(nn.Linear(256, 128), nn.LayerNorm(128), nn.ReLU()),
+    )
+
+
+def trained_classifier(
+    stream: Stream,
+    *,
+    seed: int = 0,
+    device: torch.device | str,
+    cache_dir: Path | str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Classifier:
+    """Return the classifier of `stream`'s dataset: from the cache, or trained now and cached.
+
+    It learns all classes of `stream.full`, also when `stream` is a part of it. The global random state is not
+    touched; the same seed gives the same weights on the same device.
+
+    Args:
+        stream: the tasks; only `stream.full` counts.
+        seed: of initial weights, data order and shifts.
+        device: where to train, and where the answer lives.
+        cache_dir: folder of cached classifiers; by default `classifiers` in `$BOOVAE_CACHE` or in
+            `~/.cache/boovae`.
+        progress: called with a line of text after every epoch.
+    """
+    full = stream.full
+    key = json.dumps({"data": full.digest, "version": VERSION, "shape": list(full.shape), "seed": seed})
+    folder = _default_cache() if cache_dir is None else Path(cache_dir)
+    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+    classifier = _load(path, key)
+    if classifier is not None:
+        return classifier.to(device)
+    classifier = _train(full, seed, torch.device(device), progress)
+    _save(classifier, path, key)
+    return classifier
+
+
+# Training
+
+
+def _train(
+    stream: Stream, seed: int, device: torch.device, progress: Callable[[str], None] | None
+) -> Classifier:
+    """Train on all tasks together; keep the epoch with the best validation accuracy."""
+    train = _pooled([task.train for task in stream], device)
+    valid = _pooled([task.valid for task in stream], device)
+    classifier = _fresh(stream.shape, [c for task in stream for c in task.classes], train[0], seed).to(device)
+    columns = _columns(classifier, train[1])
+    batch = min(256, max(32, len(columns) // 32))
+    # Small datasets need more passes.
+    epochs = min(20, max(10, 300_000 // len(columns)))
+    steps = max(1, len(columns) // batch)
+    optimizer = torch.optim.AdamW(classifier.parameters(), lr=1e-3, weight_decay=0.02, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * steps, pct_start=0.2)
+    best, best_state = (-1.0, -math.inf), classifier.state_dict()
+    # Convolutions may otherwise sum in another order every time; autotuning may choose other kernels.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=True):
+        for epoch, batches in enumerate(_epochs(train[0], classifier, seed, epochs, steps), start=1):
+            classifier.train()
+            for images, index in batches:
+                loss = F.cross_entropy(classifier(images), columns[index])
+                optimizer.zero_grad(set_to_none=True)
+                torch.autograd.backward(loss)
+                optimizer.step()
+                schedule.step()
+            score = _score(classifier, valid)
+            if score > best:
+                best, best_state = score, {k: v.clone() for k, v in classifier.state_dict().items()}
+            if progress is not None:
+                progress(f"classifier: epoch {epoch} of {epochs}, validation accuracy {score[0]:.4f}")
+    classifier.load_state_dict(best_state)
+    classifier.eval().requires_grad_(False)
+    classifier.accuracy = _score(classifier, _pooled([task.test for task in stream], device))[0]
+    return classifier
+
+
+def _fresh(shape: Sequence[int], classes: Sequence[int], images: Tensor, seed: int) -> Classifier:
+    """Return an untrained classifier whose inputs are standardised with the training images `(n, D)`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs, too
+        classifier = Classifier(shape, classes)
+    axes = (0, 1) if classifier.centre.numel() == 1 else (0,)
+    variance, centre = torch.var_mean(images, dim=axes, correction=0)
+    classifier.centre.copy_(centre.expand_as(classifier.centre))
+    scale = variance.sqrt()
+    # A constant feature carries nothing; dividing by its rounding errors would blow them up.
+    classifier.scale.copy_(torch.where(scale > 1e-6, scale, 1.0).expand_as(classifier.scale))
+    return classifier
+
+
+def _epochs(
+    images: Tensor, classifier: Classifier, seed: int, epochs: int, steps: int
+) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+    """Yield for every epoch its batches: shifted images `(b, D)` and their indices `(b,)`, in a new order."""
+    # Drawn on the CPU, so that every device sees the same order and shifts.
+    generator = torch.Generator().manual_seed(seed)
+    c, h, w = classifier.image_shape
+    reach = max(1, min(h, w) // 28) if classifier._is_image() else 0
+    rows, columns, channels = (torch.arange(k, device=images.device) for k in (h, w, c))
+
+    def batches(order: Tensor, moves: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for index, move in zip(order.tensor_split(steps), moves.tensor_split(steps), strict=True):
+            # A clamped index repeats the border, whatever the background's value.
+            y = (rows + move[:, :1]).clamp(0, h - 1)[:, None, :, None]
+            x = (columns + move[:, 1:]).clamp(0, w - 1)[:, None, None, :]
+            pixel = (channels.view(1, -1, 1, 1) * h + y) * w + x
+            yield images[index].gather(1, pixel.flatten(1)), index
+
+    for _ in range(epochs):
+        order = torch.randperm(len(images), generator=generator)
+        moves = torch.randint(-reach, reach + 1, (len(images), 2), generator=generator)
+        yield batches(order.to(images.device), moves.to(images.device))
+
+
+def _pooled(splits: Sequence[Split], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the images `(n, D)` and labels `(n,)` of all tasks together."""
+    images, labels = torch.cat([s.images for s in splits]), torch.cat([s.labels for s in splits])
+    # The digest does not depend on how classes are grouped into tasks; so sorted, neither do the weights.
+    order = labels.argsort(stable=True)
+    return images[order].to(device, torch.float32), labels[order].to(device)
+
+
+def _columns(classifier: Classifier, labels: Tensor) -> Tensor:
+    """Return the columns `(n,)` of the logits that stand for `labels`."""
+    classes = torch.tensor(classifier.classes, device=labels.device)
+    columns = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    if not bool((classes[columns] == labels).all()):
+        raise InputError("stream: a label is missing from the classes of its task")
+    return columns
+
+
+def _score(classifier: Classifier, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    """Return (accuracy, mean log-likelihood); the second breaks ties of the first."""
+    images, labels = data
+    logits = classifier.logits(images)
+    columns = _columns(classifier, labels)
+    right = (logits.argmax(-1) == columns).double().mean()
+    return right.item(), -F.cross_entropy(logits, columns).item()
+
+
+# The cache: one file per classifier, so that weights and description can never belong to different trainings.
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("BOOVAE_CACHE")
+    return (Path(base) if base else Path.home() / ".cache" / "boovae") / "classifiers"
+
+
+def _digest(state: dict[str, Tensor]) -> str:
+    parts = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        parts.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        parts.update(tensor.numpy().tobytes())
+    return parts.hexdigest()
+
+
+def _save(classifier: Classifier, path: Path, key: str) -> None:
+    """Write under a temporary name and rename; a cache that cannot be written only costs time."""
+    about = {
+        "key": key,
+        "shape": list(classifier.shape),
+        "classes": list(classifier.classes),
+        "accuracy": classifier.accuracy,
+        "digest": classifier.digest,
+    }
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in classifier.state_dict().items()}
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(to_safetensors(tensors, metadata={"boovae": json.dumps(about)}))
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("the classifier is not cached and will be trained again next time: %s", error)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _load(path: Path, key: str) -> Classifier | None:
+    """Return the cached classifier, or None if there is none or the file is damaged (with a warning)."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["boovae"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        if about["key"] != key or about["digest"] != _digest(tensors):
+            raise ValueError("its content is not what it says")
+        with torch.random.fork_rng(devices=[]):
+            classifier = Classifier(about["shape"], about["classes"])
+        classifier.load_state_dict(tensors)
+        classifier.accuracy = float(about["accuracy"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        log.warning("the cached classifier %s is damaged and is trained again: %s", path, error)
+        return None
+    classifier.eval().requires_grad_(False)
+    return classifier

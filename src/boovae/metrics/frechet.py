@@ -1,0 +1,84 @@
+"""The Fréchet distance between two sets of features, each summed up by a Gaussian.
+
+Heusel et al., "GANs trained by a two time-scale update rule converge to a local Nash equilibrium", 2017. The
+number depends on the network the features come from: distances are comparable only for the same network.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from boovae.errors import InputError
+
+
+class Moments(NamedTuple):
+    """Mean and covariance of features, in float64; the leading axes `...` are replicas."""
+
+    mean: Tensor
+    """`(..., F)`"""
+    covariance: Tensor
+    """`(..., F, F)`, with the divisor n − 1."""
+    n: int
+    """How many feature vectors; the distance is biased upwards where n is small."""
+
+
+def moments(features: Tensor) -> Moments:
+    """Return the moments of `features` `(..., n, F)`.
+
+    >>> moments(torch.tensor([[0.0], [2.0]]))
+    Moments(mean=tensor([1.], dtype=torch.float64), covariance=tensor([[2.]], dtype=torch.float64), n=2)
+    """
+    if features.ndim < 2 or features.shape[-2] < 2 or features.shape[-1] < 1:
+        raise InputError(f"features have shape {tuple(features.shape)}: give (..., n, F) with n at least 2")
+    features = features.detach().double()
+    mean = features.mean(-2)
+    centred = features - mean.unsqueeze(-2)
+    n = features.shape[-2]
+    return Moments(mean, centred.mT @ centred / (n - 1), n)
+
+
+def frechet_distance(a: Moments, b: Moments) -> Tensor:
+    """Return ‖m_a − m_b‖² + tr(S_a + S_b − 2 (S_a^½ S_b S_a^½)^½), shape `(...)`, float64.
+
+    Replica axes broadcast: `a` may be one reference for many replicas. A replica whose moments are not finite
+    gets `nan`.
+
+    >>> one = Moments(torch.zeros(1).double(), torch.eye(1).double(), 100)
+    >>> two = Moments(torch.ones(1).double(), 4 * torch.eye(1).double(), 100)
+    >>> frechet_distance(one, two)  # 1² + (2 − 1)²
+    tensor(2., dtype=torch.float64)
+    """
+    for name, m in (("a", a), ("b", b)):
+        if m.mean.shape[-1] != a.mean.shape[-1] or m.covariance.shape[-2:] != (m.mean.shape[-1],) * 2:
+            raise InputError(
+                f"{name} has mean {tuple(m.mean.shape)} and covariance {tuple(m.covariance.shape)} against "
+                f"{a.mean.shape[-1]} features of a: use the same feature network for both"
+            )
+    squared = (a.mean - b.mean).double().square().sum(-1)
+    # tr (S_a^½ S_b S_a^½)^½ is the sum of the singular values of S_a^½ S_b^½. Taken so, rounding errors of
+    # vanishing eigenvalues stay at 1e-16; the root of an eigenvalue that should be 0 would lift them to 1e-8.
+    overlap: Tensor = torch.linalg.svdvals(_root(a.covariance) @ _root(b.covariance)).sum(-1)
+    traces = [m.covariance.double().diagonal(dim1=-2, dim2=-1).sum(-1) for m in (a, b)]
+    return (
+        (squared + traces[0] + traces[1] - 2 * overlap)
+        .clamp(min=0.0)
+        .where(_finite(a) & _finite(b), torch.nan)
+    )
+
+
+def _finite(m: Moments) -> Tensor:
+    return m.mean.isfinite().all(-1) & m.covariance.isfinite().all(-1).all(-1)
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """Return the symmetric square root of positive semi-definite matrices `(..., F, F)`."""
+    # Not-finite matrices make eigh fail for the whole batch; their result is set to nan by the caller.
+    values, vectors = torch.linalg.eigh(covariance.double().nan_to_num(0.0, 0.0, 0.0))
+    # Below this an eigenvalue is rounding: directions in which the features do not vary.
+    floor = values[..., -1:].abs() * values.shape[-1] * torch.finfo(torch.float64).eps
+    roots = torch.where(values > floor, values, 0.0).sqrt()
+    root: Tensor = (vectors * roots.unsqueeze(-2)) @ vectors.mT
+    return root

@@ -1,0 +1,120 @@
+"""The importance-sampled negative log-likelihood of test images (spec 5.1).
+
+−log p(x) ≈ −log 1/S Σ_s p(x | z_s) p(z_s) / q(z_s | x), z_s ~ q(z | x)
+
+Images are encoded once; chunks of (images x samples) are decoded and summed up by a streaming log-sum-exp. The random
+numbers are the same for every image (common random numbers), so an image's score does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from boovae.distributions import LOG_TWO_PI, DiagonalNormal
+from boovae.training.randomness import seed_for
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+#: Bytes that one chunk of decoder outputs may take: the GPU wants long kernels, the CPU what fits its cache.
+CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
+#: Images per chunk at most; a power of two keeps the shapes the same from task to task.
+IMAGE_CHUNK = 1024
+
+
+class LogLikelihood(NamedTuple):
+    """Per image and replica, each (R, n)."""
+
+    log_prob: Tensor
+    effective_samples: Tensor
+
+
+class _Weights(NamedTuple):
+    """log Σ w and log Σ w² of the importance weights of a chunk, each (images,)."""
+
+    total: Tensor
+    squares: Tensor
+
+
+@torch.no_grad()
+def log_likelihood(
+    replicas: Replicas,
+    images: Tensor,
+    samples: int,
+    *,
+    seed: int = 0,
+    compile: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> LogLikelihood:
+    """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
+
+    The effective number of samples (Σw)²/Σw² says how far to trust it: a handful means the encoder no longer finds the image.
+    """
+    chunk = min(IMAGE_CHUNK, len(images))
+    model = replicas.model
+    row = images.shape[1] + model.prior.components * model.latent_dim  # floats that one sample of one image takes
+    per_chunk = max(1, min(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row)))
+    generator = torch.Generator(images.device).manual_seed(seed_for(seed, "likelihood"))
+    noise = torch.randn(samples, model.latent_dim, generator=generator, device=images.device)
+    weigh = _compiled_weigh() if compile else _weigh
+    results = []
+    for r in range(len(replicas)):
+        tensors = {name: tensor[r] for name, tensor in replicas.tensors().items()}
+        parts = []
+        for start in range(0, len(images), chunk):
+            x = images[start : start + chunk]
+            padded = torch.nn.functional.pad(x, (0, 0, 0, chunk - len(x)))
+            weights = _stream(replicas, tensors, padded, noise, per_chunk, weigh)
+            parts.append(torch.stack(weights)[:, : len(x)])
+            if progress is not None:
+                progress((r + (start + len(x)) / len(images)) / len(replicas))
+        results.append(torch.cat(parts, dim=1))
+    total, squares = torch.stack(results, dim=1)
+    return LogLikelihood(total - math.log(samples), (2 * total - squares).exp())
+
+
+def _stream(
+    replicas: Replicas,
+    tensors: dict[str, Tensor],
+    x: Tensor,
+    noise: Tensor,
+    per_chunk: int,
+    weigh: Callable[..., tuple[Tensor, Tensor]],
+) -> _Weights:
+    """Add up the importance weights of the images x (n, D) over all noise (S, L)."""
+    posterior: DiagonalNormal = replicas.call(tensors, VAE.posterior, x)
+    total = squares = torch.full(x.shape[:1], -math.inf, device=x.device)
+    for part in noise.split(per_chunk):
+        one, two = weigh(replicas, tensors, x, *posterior, part)
+        total, squares = torch.logaddexp(total, one), torch.logaddexp(squares, two)
+    return _Weights(total, squares)
+
+
+def _weigh(
+    replicas: Replicas, tensors: dict[str, Tensor], x: Tensor, mean: Tensor, log_variance: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return log Σ w and log Σ w² over noise (s, L) for images x (n, D) with posteriors (n, L)."""
+
+    def log_weights(model: VAE) -> Tensor:
+        z = mean.unsqueeze(1) + noise * (0.5 * log_variance).exp().unsqueeze(1)  # (n, s, L)
+        output = model.likelihood.bounded(model.decode(z))
+        log_p = model.likelihood.log_prob(output, x.unsqueeze(1)) + model.prior(model.posterior).log_prob(z)
+        log_q = -0.5 * ((noise.square() + LOG_TWO_PI).sum(-1) + log_variance.sum(-1, keepdim=True))
+        return log_p - log_q
+
+    weights: Tensor = replicas.call(tensors, log_weights)
+    return torch.logsumexp(weights, 1), torch.logsumexp(2 * weights, 1)
+
+
+def _compiled_weigh() -> Callable[..., tuple[Tensor, Tensor]]:
+    global _compiled
+    if _compiled is None:
+        _compiled = torch.compile(_weigh, dynamic=False)
+    return _compiled
+
+
+_compiled: Callable[..., tuple[Tensor, Tensor]] | None = None

@@ -1,0 +1,41 @@
+"""Priors whose components are the encoder's own posteriors at learned images ("pseudo-inputs")."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from boovae.distributions import DiagonalMixture
+from boovae.priors.base import Density, Encoder, Prior
+
+
+class VampPrior(Prior):
+    """r(z) = 1/K Σ_k q(z | u_k) with trainable pseudo-inputs u_k (Tomczak and Welling, 2018).
+
+    The pixels are kept in their range by a sigmoid, which lets the gradient through everywhere, where the hard
+    clamp of the original blocks saturated pixels.
+    """
+
+    def __init__(self, components: int, pixels: int, pixel_range: tuple[float, float] = (0.0, 1.0)) -> None:
+        super().__init__()
+        self.components = components
+        self.low, self.high = pixel_range
+        self.logits = nn.Parameter(torch.zeros(components, pixels))
+
+    @property
+    def pseudo_inputs(self) -> Tensor:
+        """The learned images, (K, D)."""
+        return self.low + (self.high - self.low) * torch.sigmoid(self.logits)
+
+    def logits_of(self, images: Tensor) -> Tensor:
+        """Return the parameters that make `images` (..., D) the pseudo-inputs, a little inside the pixel range."""
+        share = (images - self.low) / (self.high - self.low)
+        return torch.logit(0.02 + 0.96 * share)
+
+    def forward(self, encoder: Encoder, task: int | None = None) -> Density:
+        """Return the mixture; it is not divided among tasks."""
+        components = encoder(self.pseudo_inputs)
+        log_weights = torch.full_like(components.mean[:, 0], -math.log(len(components.mean)))
+        return DiagonalMixture(log_weights, *components)

@@ -1,0 +1,131 @@
+"""What a person sees while a run works: live bars on a terminal, plain lines elsewhere. Everything goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+#: Seconds between two plain lines.
+LINE_INTERVAL = 10.0
+
+
+class Display(Protocol):
+    """Shows how far a run is."""
+
+    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+        """A task begins."""
+
+    def epoch(self, event: dict[str, Any]) -> None:
+        """An epoch has ended; `event` is its entry in `metrics.jsonl`."""
+
+    def evaluating(self, share: float) -> None:
+        """So much of an evaluation is done."""
+
+    def note(self, text: str) -> None:
+        """Say something that stays on the screen."""
+
+    def close(self) -> None:
+        """Take the display away."""
+
+
+class Silent:
+    """Shows nothing but notes of trouble."""
+
+    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+        """Show nothing."""
+
+    def epoch(self, event: dict[str, Any]) -> None:
+        """Show nothing."""
+
+    def evaluating(self, share: float) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Nothing to take away."""
+
+
+class Lines(Silent):
+    """Plain lines, at most one every ten seconds within a task."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._head = ""
+        self._epochs = 0
+
+    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+        """Say which task begins."""
+        self._head, self._epochs = f"task {index + 1}/{total} ({name})", epochs
+        self.note(self._head)
+
+    def epoch(self, event: dict[str, Any]) -> None:
+        """Say the loss, if the last line is old enough."""
+        if time.monotonic() - self._last >= LINE_INTERVAL:
+            self.note(f"{self._head}: epoch {event['epoch'] + 1}/{self._epochs}, loss {_losses(event)}")
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        print(text, file=sys.stderr, flush=True)
+        self._last = time.monotonic()
+
+
+class Live:
+    """Bars with the loss of every replica and the time left."""
+
+    def __init__(self) -> None:
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bars.start()
+        self._all: TaskID | None = None
+        self._epochs = self._bars.add_task("epoch", text="")
+
+    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+        """Start the bar of a task."""
+        if self._all is None:
+            self._all = self._bars.add_task("tasks", total=total, text="")
+        self._bars.update(self._all, completed=index, text=f"learning {name}")
+        self._bars.reset(self._epochs, description="epoch", total=epochs, text="")
+
+    def epoch(self, event: dict[str, Any]) -> None:
+        """Move the bar on."""
+        self._bars.update(self._epochs, completed=event["epoch"] + 1, text=f"loss {_losses(event)}")
+
+    def evaluating(self, share: float) -> None:
+        """Show how far the evaluation is."""
+        self._bars.update(self._epochs, description="evaluation", total=100, completed=int(100 * share), text="percent")
+
+    def note(self, text: str) -> None:
+        """Print a line above the bars."""
+        self._bars.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        """Remove the bars."""
+        self._bars.stop()
+
+
+def make_display(*, quiet: bool) -> Display:
+    """Return the display that fits where stderr goes."""
+    if quiet:
+        return Silent()
+    return Live() if sys.stderr.isatty() else Lines()
+
+
+def _losses(event: dict[str, Any]) -> str:
+    losses = event["valid"]["loss"]
+    shown = " ".join("-" if loss is None else f"{loss:.2f}" for loss in losses[:5])
+    return shown + (" …" if len(losses) > 5 else "")

@@ -1,0 +1,12 @@
+"""From a run folder to pictures and one self-contained page.
+
+Importing this package costs nothing but numpy: matplotlib, Pillow and Jinja are imported when they are first
+needed, so that a training machine can do without them.
+"""
+
+from __future__ import annotations
+
+from boovae.report.html import write_report
+from boovae.report.pictures import grid, save_grid
+
+__all__ = ["grid", "save_grid", "write_report"]

@@ -1,0 +1,363 @@
+"""Reading a run folder (docs/run-folder.md): everything the page needs, checked, nothing trusted."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from boovae.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+
+FORMAT = 1  # the newest version of metrics.jsonl this reader knows
+MOST_TASKS = 10_000  # a larger task number is a broken file, and would ask for a huge table
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of one task; arrays are [R]. A replica that has stopped has NaN."""
+
+    task: int
+    epoch: int
+    train_loss: Floats
+    valid_loss: Floats
+    valid_kl: Floats
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A replica left the finite numbers; `frozen` says that it was given up."""
+
+    task: int
+    epoch: int
+    replica: int
+    frozen: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All numbers after one task, seen = task + 1; NaN where a number is missing."""
+
+    task: int
+    nll: Floats  # [R]
+    nll_per_task: Floats  # seen x [R]
+    nll_own: Floats  # seen x [R]
+    effective_samples: Floats  # seen x [R]
+    nll_samples: float
+    diversity: Floats  # [R]
+    proportions: Floats  # R x classes
+    classes: list[str]
+    frechet: Floats  # [R]
+    accuracy: float
+    forgetting: Floats  # seen x [R], under the task's own components
+    forgetting_pooled: Floats  # seen x [R]
+    dilution: Floats  # seen
+    memory: dict[str, float]
+    memory_bytes: float
+    images_stored: float
+    parameters: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Wall time of one task."""
+
+    train_seconds: float
+    evaluate_seconds: float
+    steps: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says, in order of the tasks."""
+
+    path: Path
+    name: str
+    method: str
+    dataset: str
+    seeds: list[str]
+    planned: int
+    task_names: dict[int, str]
+    epochs: list[Epoch]
+    divergences: list[Divergence]
+    evaluations: list[Evaluation]
+    timings: dict[int, Timing]
+    samples: dict[int, bytes]
+    config: dict[str, str]
+    environment: dict[str, str]
+    notes: list[str]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every planned task has been evaluated."""
+        return bool(self.evaluations) and self.evaluations[-1].task + 1 >= self.planned
+
+    def task_name(self, task: int) -> str:
+        """Return the name of a task, or its number from 1 where it has none."""
+        return self.task_names.get(task, f"task {task + 1}")
+
+
+@dataclass(frozen=True)
+class _Event:
+    """One line of a JSONL file that knows where it stands."""
+
+    where: str
+    data: dict[str, Any]
+
+    def error(self, problem: str) -> InputError:
+        return InputError(f"{self.where}: {problem}; restore the file, or resume the run to write it anew")
+
+    def value(self, dotted: str) -> Any:
+        """Return the value at `a.b`, or None where it is missing."""
+        node: Any = self.data
+        for key in dotted.split("."):
+            node = node.get(key) if isinstance(node, dict) else None
+        return node
+
+    def array(self, dotted: str, *shape: int) -> Floats:
+        """Return numbers of this shape; missing, null and infinite become NaN."""
+        raw = self.value(dotted)
+        if raw is None:
+            return np.full(shape, np.nan)
+        if len(shape) == 2 and isinstance(raw, list):
+            raw = [[None] * shape[1] if row is None else row for row in raw]
+        try:
+            array = np.array(raw, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self.error(f"'{dotted}' is not a list of numbers") from error
+        if array.shape != shape:
+            raise self.error(f"'{dotted}' has shape {array.shape}, expected {shape}")
+        return np.where(np.isfinite(array), array, np.nan)
+
+    def number(self, dotted: str) -> float:
+        return float(self.array(dotted))
+
+    def integer(self, dotted: str, below: int) -> int:
+        value = self.value(dotted)
+        if not isinstance(value, int) or not 0 <= value < below:
+            raise self.error(f"'{dotted}' must be a whole number from 0 to {below - 1}, got {value!r:.40}")
+        return value
+
+    def texts(self, dotted: str) -> list[str]:
+        value = self.value(dotted)
+        if not isinstance(value, list):
+            raise self.error(f"'{dotted}' must be a list, got {value!r:.40}")
+        return [str(item) for item in value]
+
+    def mapping(self, dotted: str) -> dict[str, Any]:
+        value = self.value(dotted)
+        return value if isinstance(value, dict) else {}
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder; raise InputError naming the file and the remedy where that is impossible."""
+    _require(path)
+    notes: list[str] = []
+    events = list(_lines(path / "metrics.jsonl", notes))
+    head = next((event for event in reversed(events) if event.value("event") == "run"), None)
+    if head is None:
+        raise InputError(
+            f"{path / 'metrics.jsonl'} has no 'run' event: the run has not begun; start or resume it first"
+        )
+    version = head.value("format")
+    if isinstance(version, int) and version > FORMAT:
+        notes.append(
+            f"The run was written in format {version}; this page knows format {FORMAT} and may miss things."
+        )
+    planned = head.texts("tasks")
+    seeds = head.texts("seeds")
+    names = dict(enumerate(planned))
+    names |= {
+        _task(e): str(e.value("name"))
+        for e in events
+        if e.value("event") == "task_start" and e.value("name") is not None
+    }
+    return Run(
+        path=path,
+        name=path.resolve().name,
+        method=str(head.value("method")),
+        dataset=str(head.value("dataset")),
+        seeds=seeds,
+        planned=len(planned),
+        task_names=names,
+        epochs=_in_order([_epoch(e, len(seeds)) for e in events if e.value("event") == "epoch"]),
+        divergences=[_divergence(e, len(seeds)) for e in events if e.value("event") == "divergence"],
+        evaluations=_evaluations(events, len(seeds)),
+        timings=_timings(path / "timing.jsonl", notes),
+        samples=_samples(path / "samples", notes),
+        config=_settings(path / "config.toml", "TOML", tomllib.loads),
+        environment=_settings(path / "environment.json", "JSON", json.loads),
+        notes=notes,
+    )
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Turn nested settings into `section.key -> text`.
+
+    >>> flatten({"a": {"b": 1}, "c": [1, 2]})
+    {'a.b': '1', 'c': '[1, 2]'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = (
+                value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+            )
+    return flat
+
+
+def _require(path: Path) -> None:
+    """Check that `path` looks like a run folder."""
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder: give a run folder, as written by 'boovae train'")
+    needed = ("config.toml", "environment.json", "metrics.jsonl")
+    missing = [name for name in needed if not (path / name).is_file()]
+    if len(missing) == len(needed):
+        raise InputError(
+            f"{path} is not a run folder (it has no metrics.jsonl): give one written by 'boovae train'"
+        )
+    if missing:
+        raise InputError(
+            f"{path} lacks {', '.join(missing)}: copy the whole run folder, or run 'boovae train' again"
+        )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+
+
+def _lines(path: Path, notes: list[str]) -> Iterator[_Event]:
+    """Yield the objects of a JSONL file; a torn last line becomes a note, a broken one before it an error."""
+    lines = [(number, line) for number, line in enumerate(_bytes(path).split(b"\n"), start=1) if line.strip()]
+    for number, line in lines:
+        try:
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            if number == lines[-1][0]:
+                notes.append(
+                    f"The last line of {path.name} is torn, probably by an interrupted write; it is left out."
+                )
+                return
+            message = f"{path}, line {number} is not a JSON object; restore the file, or remove that line"
+            raise InputError(message) from error
+        yield _Event(f"{path}, line {number}", data)
+
+
+def _settings(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, str]:
+    """Return the settings in a TOML or JSON file as `section.key -> text`."""
+    try:
+        tree = parse(_bytes(path).decode("utf-8"))
+        if not isinstance(tree, dict):
+            raise ValueError("not a table of settings")
+        return flatten(tree)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not valid {kind} ({error}); restore it from a copy of the run"
+        ) from error
+
+
+def _task(event: _Event) -> int:
+    return event.integer("task", below=MOST_TASKS)
+
+
+def _epoch(event: _Event, replicas: int) -> Epoch:
+    active = event.value("active")
+    stopped = (
+        np.array([a is False for a in active]) if isinstance(active, list) else np.zeros(replicas, dtype=bool)
+    )
+    if stopped.shape != (replicas,):
+        raise event.error(f"'active' has {len(stopped)} entries, expected {replicas}")
+
+    def running(dotted: str) -> Floats:
+        return np.where(stopped, np.nan, event.array(dotted, replicas))
+
+    number = event.integer("epoch", below=10**9)
+    return Epoch(_task(event), number, running("train.loss"), running("valid.loss"), running("valid.kl"))
+
+
+def _in_order(epochs: list[Epoch]) -> list[Epoch]:
+    """Sort by task and epoch; an epoch written twice counts once, the later one."""
+    latest = {(epoch.task, epoch.epoch): epoch for epoch in epochs}
+    return [latest[key] for key in sorted(latest)]
+
+
+def _divergence(event: _Event, replicas: int) -> Divergence:
+    epoch = event.integer("epoch", below=10**9)
+    replica = event.integer("replica", below=replicas)
+    return Divergence(_task(event), epoch, replica, event.value("retry") == "frozen")
+
+
+def _evaluations(events: list[_Event], replicas: int) -> list[Evaluation]:
+    """Return one evaluation per task: where a run was evaluated again, the latest."""
+    latest = {_task(e): _evaluation(e, replicas) for e in events if e.value("event") == "evaluation"}
+    return [latest[task] for task in sorted(latest)]
+
+
+def _evaluation(event: _Event, replicas: int) -> Evaluation:
+    task = _task(event)
+    seen = task + 1
+    classes = event.texts("diversity.classes") if event.value("diversity.classes") is not None else []
+    memory = event.mapping("ledger.memory")
+    return Evaluation(
+        task=task,
+        nll=event.array("nll.pooled", replicas),
+        nll_per_task=event.array("nll.per_task", seen, replicas),
+        nll_own=event.array("nll.own", seen, replicas),
+        effective_samples=event.array("nll.effective_samples", seen, replicas),
+        nll_samples=event.number("nll.samples"),
+        diversity=event.array("diversity.table", replicas),
+        proportions=event.array("diversity.proportions", replicas, len(classes)),
+        classes=classes,
+        frechet=event.array("frechet.pooled", replicas),
+        accuracy=event.number("classifier.accuracy"),
+        forgetting=event.array("forgetting.own", seen, replicas),
+        forgetting_pooled=event.array("forgetting.pooled", seen, replicas),
+        dilution=event.array("forgetting.dilution", seen),
+        memory={
+            str(name): _Event(event.where, {"bytes": size}).number("bytes") for name, size in memory.items()
+        },
+        memory_bytes=event.number("ledger.memory_bytes"),
+        images_stored=event.number("ledger.images_stored"),
+        parameters=event.number("ledger.parameters"),
+    )
+
+
+def _timings(path: Path, notes: list[str]) -> dict[int, Timing]:
+    """Return the wall times by task; the file appears with the first finished task."""
+    if not path.is_file():
+        return {}
+    return {
+        _task(e): Timing(e.number("train_seconds"), e.number("evaluate_seconds"), e.number("steps"))
+        for e in _lines(path, notes)
+        if e.value("event") == "task"
+    }
+
+
+def _samples(folder: Path, notes: list[str]) -> dict[int, bytes]:
+    """Return the sample grids by task; a file that is no PNG is left out with a note."""
+    pictures: dict[int, bytes] = {}
+    for path in sorted(folder.glob("task_*.png")):
+        number = re.fullmatch(r"task_(\d{1,5})\.png", path.name, re.ASCII)
+        if number is None:
+            continue
+        content = _bytes(path)
+        if content.startswith(b"\x89PNG\r\n\x1a\n"):
+            pictures[int(number[1])] = content
+        else:
+            notes.append(f"samples/{path.name} is not a PNG picture; it is left out.")
+    return dict(sorted(pictures.items()))

@@ -1,0 +1,183 @@
+"""The task x time matrices as tables whose cells carry a number and a shade."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from boovae.report.numbers import change, deviation, duration, mean, number, size
+from boovae.report.read import Evaluation, Floats, Run
+
+STRONGEST = 78  # per cent of the heat colour: text on it stays readable
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number with its shade: `tone` warm, cool or plain, `shade` in per cent."""
+
+    text: str
+    tone: str = "plain"
+    shade: int = 0
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of one run."""
+
+    run: str
+    corner: str
+    columns: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One quantity over tasks and time, for every run, on one scale of colours."""
+
+    title: str
+    explanation: str
+    tables: list[Table]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What a cell is made of: mean and deviation over replicas, and the value to colour by."""
+
+    mean: float
+    deviation: float
+    colour: float
+
+
+Entries = dict[tuple[int, int], _Entry]  # (row, column)
+
+
+def matrices(runs: Sequence[Run], labels: Sequence[str]) -> list[Matrix]:
+    """Return the four matrices of the page."""
+    nll = "A row is a task, a column the moment after so many tasks; stronger colour is a higher, worse NLL."
+    own = "The same, scored only under the task's own part of the prior, so sharing the prior does not count."
+    forgot = "Change under own components since the task was learned: warm is forgotten, cool has improved."
+    share = (
+        "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
+    )
+    found = [
+        _task_matrix(runs, labels, "NLL per task", nll, lambda e: e.nll_per_task, _sequential, number),
+        _task_matrix(runs, labels, "NLL under own components", own, lambda e: e.nll_own, _sequential, number),
+        _task_matrix(runs, labels, "Forgetting, nats", forgot, lambda e: e.forgetting, _diverging, change),
+        _class_matrix(runs, labels, "Classes of the samples", share),
+    ]
+    return [matrix for matrix in found if any(table.rows for table in matrix.tables)]
+
+
+Tone = Callable[[float, float, float], tuple[str, int]]
+
+
+def _sequential(value: float, low: float, high: float) -> tuple[str, int]:
+    """Shade from the lowest to the highest value."""
+    return "cool", round(STRONGEST * (value - low) / (high - low)) if high > low else 0
+
+
+def _diverging(value: float, low: float, high: float) -> tuple[str, int]:
+    """Shade by the distance from zero: warm above, cool below."""
+    limit = max(-low, high, 1.0)  # less than a nat is not worth a strong colour
+    return ("warm" if value > 0 else "cool"), round(STRONGEST * min(abs(value) / limit, 1.0))
+
+
+def _task_matrix(
+    runs: Sequence[Run],
+    labels: Sequence[str],
+    title: str,
+    explanation: str,
+    values: Callable[[Evaluation], Floats],
+    tone: Tone,
+    write: Callable[[float, int], str],
+) -> Matrix:
+    """Lay `values` (seen x [R]) of every evaluation out as task x time."""
+    grids = [_entries(run, values) for run in runs]
+    tables = []
+    for run, label, entries in zip(runs, labels, grids, strict=True):
+        names = (
+            [run.task_name(task) for task in range(run.evaluations[-1].task + 1)] if run.evaluations else []
+        )
+        tables.append(
+            _table(run, label, "task", names if entries else [], entries, _span(grids), tone, write)
+        )
+    return Matrix(title, explanation, tables)
+
+
+def _class_matrix(runs: Sequence[Run], labels: Sequence[str], title: str, explanation: str) -> Matrix:
+    """Lay the class proportions out as class x time, coloured by the distance from the fair share."""
+    tables = []
+    for run, label in zip(runs, labels, strict=True):
+        names = list(dict.fromkeys(name for e in run.evaluations for name in e.classes))
+        entries: Entries = {}
+        for column, evaluation in enumerate(run.evaluations):
+            shares, spread = mean(evaluation.proportions, axis=0), deviation(evaluation.proportions, axis=0)
+            for name, share, std in zip(evaluation.classes, shares, spread, strict=True):
+                missing = 1 - share * len(evaluation.classes)  # 1: never drawn, 0: fair, -1: twice as often
+                entries[names.index(name), column] = _Entry(100 * share, 100 * std, float(missing))
+        tables.append(_table(run, label, "class", names, entries, (-1.0, 1.0), _diverging, number))
+    return Matrix(title, explanation, tables)
+
+
+def _entries(run: Run, values: Callable[[Evaluation], Floats]) -> Entries:
+    entries: Entries = {}
+    for column, evaluation in enumerate(run.evaluations):
+        matrix = values(evaluation)
+        for task, (middle, std) in enumerate(zip(mean(matrix), deviation(matrix), strict=True)):
+            if np.isfinite(middle):
+                entries[task, column] = _Entry(float(middle), float(std), float(middle))
+    return entries
+
+
+def _span(grids: Sequence[Entries]) -> tuple[float, float]:
+    """Return the lowest and highest value of all runs: one scale, so that colours compare."""
+    colours = [entry.colour for entries in grids for entry in entries.values()]
+    return (min(colours), max(colours)) if colours else (0.0, 0.0)
+
+
+def _table(
+    run: Run,
+    label: str,
+    corner: str,
+    names: Sequence[str],
+    entries: Entries,
+    span: tuple[float, float],
+    tone: Tone,
+    write: Callable[[float, int], str],
+) -> Table:
+    columns = [str(evaluation.task + 1) for evaluation in run.evaluations]
+
+    def cell(row: int, column: int) -> Cell:
+        entry = entries.get((row, column))
+        if entry is None or not math.isfinite(entry.mean):
+            return Cell("")
+        hint = f"± {number(entry.deviation)}" if math.isfinite(entry.deviation) else ""
+        return Cell(write(entry.mean, 0 if abs(entry.mean) >= 999.5 else 1), *tone(entry.colour, *span), hint)
+
+    rows = [(name, [cell(row, column) for column in range(len(columns))]) for row, name in enumerate(names)]
+    return Table(label, corner, columns, rows)
+
+
+def ledger(run: Run, label: str) -> Table:
+    """Return what every task cost: memory by kind, stored images, parameters, seconds, steps."""
+    kinds = list(dict.fromkeys(kind for e in run.evaluations for kind in e.memory))
+    several = kinds if len(kinds) > 1 else []
+    columns = ["memory", *several, "images kept", "parameters", "training", "evaluation", "steps"]
+    rows = []
+    for evaluation in run.evaluations:
+        timing = run.timings.get(evaluation.task)
+        texts = [
+            size(evaluation.memory_bytes),
+            *(size(evaluation.memory.get(kind, 0.0)) for kind in several),
+            number(evaluation.images_stored, 0),
+            number(evaluation.parameters, 0),
+            duration(timing.train_seconds if timing else math.nan),
+            duration(timing.evaluate_seconds if timing else math.nan),
+            number(timing.steps if timing else math.nan, 0),
+        ]
+        rows.append((run.task_name(evaluation.task), [Cell(text) for text in texts]))
+    return Table(label, "after task", columns, rows)

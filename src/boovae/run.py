@@ -1,0 +1,364 @@
+"""A run: a folder with everything about it. Only this file and the command line touch it; see docs/run-folder.md."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+import boovae
+from boovae.config import Settings, flag, from_mapping, read_toml, to_toml
+from boovae.errors import InputError, RunError
+from boovae.metrics.evaluation import METRICS, evaluate, generate
+from boovae.progress import Display, Silent
+from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint, write_file
+from boovae.training.trainer import Event, Interrupted, Trainer
+
+if TYPE_CHECKING:
+    from boovae.data import Stream
+    from boovae.metrics.classifier import Classifier
+
+#: Seconds between two checkpoints within a task: at most this much work is ever repeated.
+CHECKPOINT_SECONDS = 30.0
+#: Steps from which compiling pays on a GPU.
+COMPILE_STEPS = 20_000
+#: Images in a sample grid.
+GRID_IMAGES = 64
+
+
+class Run:
+    """A run folder, held by one process at a time. Watches the trainer: log, checkpoints, display."""
+
+    def __init__(self, folder: Path, settings: Settings, display: Display | None = None) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.display = display or Silent()
+        self.stop_requested = False
+        self._lines: list[str] = []
+        self._saved = time.monotonic()
+        self._lock = _lock(folder)
+
+    # --- making and opening -------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, folder: Path, settings: Settings, environment: dict[str, Any], display: Display | None = None) -> Run:
+        """Make a new run folder; refuses one that holds a run."""
+        if (folder / "config.toml").exists():
+            raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
+        try:
+            (folder / "samples").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to {folder} (--out): {error.strerror}; choose another folder") from error
+        run = cls(folder, settings, display)
+        write_file(folder / "environment.json", json.dumps(environment, indent=1).encode())
+        write_file(folder / "metrics.jsonl", b"")
+        write_file(folder / "config.toml", to_toml(settings).encode())
+        return run
+
+    @classmethod
+    def open(cls, folder: Path, display: Display | None = None) -> Run:
+        """Open an existing run folder."""
+        if not (folder / "config.toml").is_file():
+            raise InputError(f"{folder} is no run folder: it has no config.toml; `boovae train --out {folder}` makes one")
+        return cls(folder, from_mapping(read_toml(folder / "config.toml")), display)
+
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        os.close(self._lock)
+        self.display.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- the log ------------------------------------------------------------------------------------------------
+
+    def events(self, kind: str | None = None) -> list[Event]:
+        """Return what `metrics.jsonl` says, all of it or one kind of event."""
+        self._flush()
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if kind is None or event["event"] == kind]
+
+    def event(self, event: Event) -> None:
+        """Take an event for the log; it reaches the disk with the next checkpoint at the latest."""
+        self._lines.append(json.dumps(event) + "\n")
+        if event["event"] == "divergence":
+            done = "given up; the others go on" if event["retry"] == "frozen" else "back to its best, half the learning rate"
+            self.display.note(f"replica {event['replica']} diverged in epoch {event['epoch']}: {done}")
+
+    def timing(self, event: Event) -> None:
+        """Append wall times, which never repeat, to their own file."""
+        with (self.folder / "timing.jsonl").open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def _flush(self) -> int:
+        """Write the log to disk; return its length."""
+        try:
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.writelines(self._lines)
+                file.flush()
+                os.fsync(file.fileno())
+                self._lines = []
+                return file.tell()
+        except OSError as error:
+            raise RunError(f"cannot write {self.folder}: {error.strerror}; the last checkpoint is intact") from error
+
+    # --- watching the trainer -----------------------------------------------------------------------------------
+
+    def block(self, trainer: Trainer) -> None:
+        """Checkpoint if it is time; leave if asked to."""
+        if self.stop_requested:
+            self.checkpoint(trainer)
+            raise Interrupted
+        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            self.checkpoint(trainer)
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """Show an epoch."""
+        self.display.epoch(event)
+
+    def checkpoint(self, trainer: Trainer) -> None:
+        """Write a checkpoint that knows how long the log was."""
+        tensors, record = trainer.state()
+        save_checkpoint(self.folder / "checkpoint", tensors, {**record, "metrics_length": self._flush()})
+        self._saved = time.monotonic()
+
+    def restore(self, trainer: Trainer) -> bool:
+        """Put the trainer where the newest checkpoint was and cut the log back to it; False if there is none."""
+        loaded = load_checkpoint(self.folder / "checkpoint", self.display.note)
+        length = 0
+        if loaded is not None:
+            tensors, record = loaded
+            length = record["metrics_length"]
+            try:
+                trainer.load_state(tensors, record)
+            except KeyError as missing:
+                raise InputError(f"the checkpoint in {self.folder} lacks {missing}; start anew (--out)") from missing
+        os.truncate(self.folder / "metrics.jsonl", length)
+        return loaded is not None
+
+
+# --- the main job ---------------------------------------------------------------------------------------------------
+
+
+def train(
+    settings: Settings,
+    stream: Stream,
+    out: Path,
+    *,
+    device: str = "auto",
+    compile: Literal["auto", "on", "off"] = "auto",
+    resume: Literal["auto", "always", "never"] = "auto",
+    metrics: Sequence[str] = METRICS,
+    display: Display | None = None,
+    command: str = "",
+) -> Path:
+    """Learn the tasks of `stream` one after another, evaluate after each, and keep everything in the folder `out`.
+
+    A run that was stopped goes on where it was. Returns the folder.
+    """
+    chosen = choose_device(device)
+    planned = _planned(stream, settings)
+    trainer = Trainer(
+        settings,
+        stream.shape,
+        stream.pixel_range,
+        binarize=stream.binarize,
+        device=chosen,
+        compile=compile == "on" or (compile == "auto" and _pays(planned, settings, chosen)),
+    )
+    with _opened(out, settings, resume, trainer, command, display) as run, _signals(run):
+        if not run.restore(trainer):
+            run.event(_run_event(settings, planned))
+        _check_stream(run, planned)
+        classifier = _classifier(planned, trainer, metrics, run.display)
+        try:
+            _advance(run, trainer, planned, classifier, metrics)
+        except Interrupted:
+            raise RunError(f"stopped; everything is in {out}: the same command continues it") from None
+        return out
+
+
+def _advance(run: Run, trainer: Trainer, stream: Stream, classifier: Classifier | None, metrics: Sequence[str]) -> None:
+    """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log."""
+    evaluations = run.events("evaluation")
+    while len(evaluations) < len(stream):
+        began, steps = time.monotonic(), trainer.steps_taken
+        if len(evaluations) < trainer.tasks_done:
+            progress = _watched(run)
+            event = evaluate(
+                trainer, stream[: trainer.tasks_done], classifier, evaluations, metrics=metrics, progress=progress
+            )
+            evaluations.append(event)
+            run.event(event)
+            save_samples(trainer, run.folder / "samples" / f"task_{event['task']:02d}.png")
+            run.timing({"event": "evaluation", "task": event["task"], "evaluate_seconds": time.monotonic() - began})
+        else:
+            task = stream[trainer.tasks_done]
+            run.display.task(trainer.tasks_done, len(stream), task.name, run.settings.epochs)
+            trainer.learn(task, run)
+            took = {"train_seconds": time.monotonic() - began, "steps": trainer.steps_taken - steps}
+            run.timing({"event": "task", "task": trainer.tasks_done - 1, **took})
+        run.checkpoint(trainer)
+
+
+def save_samples(trainer: Trainer, path: Path, task: int | None = None, count: int = GRID_IMAGES, replica: int = 0) -> None:
+    """Write a grid of one replica's samples as PNG."""
+    from boovae.report.pictures import save_grid
+
+    images = generate(trainer.replicas, count, "grid", task)[replica]
+    save_grid(path, images.cpu().numpy(), trainer.shape, pixel_range=trainer.pixel_range)
+
+
+def load_trainer(folder: Path, stream: Stream, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
+    """Open a finished or stopped run for evaluation; the caller closes the run."""
+    run = Run.open(folder, display)
+    trainer = Trainer(
+        run.settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=choose_device(device)
+    )
+    loaded = load_checkpoint(folder / "checkpoint", run.display.note)
+    if loaded is None:
+        raise InputError(f"{folder} has no checkpoint yet: continue it with `boovae train`")
+    trainer.load_state(*loaded)
+    return run, trainer
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called auto, cpu or cuda (or cuda:1 …)."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {name}: no CUDA device is available here; use --device cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name} is unknown; use auto, cpu or cuda") from None
+
+
+def _planned(stream: Stream, settings: Settings) -> Stream:
+    if settings.tasks is not None and settings.tasks > len(stream):
+        raise InputError(f"--tasks is {settings.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many")
+    return stream[: settings.tasks]
+
+
+def _pays(stream: Stream, settings: Settings, device: torch.device) -> bool:
+    """Whether compiling saves more than it costs."""
+    images = sum(len(task.train.images) for task in stream)
+    return device.type == "cuda" and settings.epochs * images / settings.batch_size >= COMPILE_STEPS
+
+
+def _opened(
+    out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None
+) -> Run:
+    exists = (out / "config.toml").exists()
+    if resume == "always" and not exists:
+        raise InputError(f"--resume always: {out} holds no run; use --resume auto to start one")
+    if resume == "never" or not exists:
+        return Run.create(out, settings, _environment(trainer, command), display)
+    run = Run.open(out, display)
+    different = [item.name for item in fields(Settings) if getattr(settings, item.name) != getattr(run.settings, item.name)]
+    if different:
+        run.close()
+        names = ", ".join(
+            f"{flag(name)} {getattr(run.settings, name)} there, {getattr(settings, name)} here" for name in different
+        )
+        raise InputError(f"{out} holds a run with other settings ({names}): choose another --out or the same settings")
+    return run
+
+
+def _run_event(settings: Settings, stream: Stream) -> Event:
+    return {
+        "event": "run",
+        "format": FORMAT,
+        "replicas": settings.replicas,
+        "seeds": list(settings.seeds),
+        "method": settings.method,
+        "dataset": settings.dataset,
+        "shape": list(stream.shape),
+        "tasks": [task.name for task in stream],
+        "split": stream.split_record,
+    }
+
+
+def _check_stream(run: Run, stream: Stream) -> None:
+    """Refuse to continue a run on other data than it began with."""
+    if run.events("run")[0]["split"] != json.loads(json.dumps(stream.split_record)):
+        raise InputError(f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out")
+
+
+def _classifier(stream: Stream, trainer: Trainer, metrics: Sequence[str], display: Display) -> Classifier | None:
+    """Return the classifier that diversity and Fréchet distance need; one class alone needs none."""
+    from boovae.metrics.classifier import trained_classifier
+
+    if not {"diversity", "frechet"} & set(metrics) or len(stream.full.class_names) < 2:
+        return None
+    return trained_classifier(stream, device=trainer.device, progress=lambda text: display.note(f"classifier: {text}"))
+
+
+def _environment(trainer: Trainer, command: str) -> dict[str, Any]:
+    device = trainer.device
+    return {
+        "boovae": boovae.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({torch.get_num_threads()} threads)",
+        "compiled": trainer.compile,
+        "command": command or " ".join(sys.argv),
+    }
+
+
+def _watched(run: Run) -> Callable[[float], None]:
+    def progress(share: float) -> None:
+        if run.stop_requested:
+            raise Interrupted
+        run.display.evaluating(share)
+
+    return progress
+
+
+def _lock(folder: Path) -> int:
+    """Hold the folder for this process; the lock goes with the process, however it ends."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder (--out)") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(f"{folder} is in use by another process: wait for it or choose another --out") from None
+    return descriptor
+
+
+@contextmanager
+def _signals(run: Run) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a checkpoint and a clean end; a second Ctrl-C ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        run.stop_requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

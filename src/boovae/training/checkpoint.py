@@ -1,0 +1,107 @@
+"""Checkpoints: tensors as safetensors, the rest as JSON; never pickle.
+
+A checkpoint is two files, `N.safetensors` and `N.json`. Both are written under a temporary name, synced and renamed; the
+JSON comes last and names the checksum of the tensors, so a checkpoint is whole or it is not there. The last two are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from boovae.errors import InputError, RunError
+
+FORMAT = 1
+KEPT = 2
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file so that it is whole or not there, whatever happens."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror}; what was written before is intact") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save_checkpoint(folder: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    """Write the next checkpoint into `folder` and remove all but the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = _numbers(folder)
+    number = numbers[-1] + 1 if numbers else 0
+    content = save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
+    head = {"format": FORMAT, "checksum": hashlib.blake2b(content).hexdigest(), "record": record}
+    write_file(folder / f"{number}.safetensors", content)
+    write_file(folder / f"{number}.json", json.dumps(head, indent=1).encode())
+    for old in numbers[: max(0, len(numbers) + 1 - KEPT)]:
+        for suffix in ("json", "safetensors"):
+            (folder / f"{old}.{suffix}").unlink(missing_ok=True)
+
+
+def load_checkpoint(
+    folder: Path, warn: Callable[[str], None] = lambda text: None
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Return tensors and record of the newest whole checkpoint, or None if there is none yet.
+
+    A damaged one is passed over with a warning; that all are damaged is an error.
+    """
+    numbers = _numbers(folder)
+    for number in reversed(numbers):
+        try:
+            return _read(folder, number)
+        except _DamagedError as damage:
+            warn(f"{damage}; trying the checkpoint before it")
+    if numbers:
+        raise InputError(f"no checkpoint in {folder} can be read: start anew in another folder (--out)")
+    return None
+
+
+class _DamagedError(Exception):
+    pass
+
+
+def _numbers(folder: Path) -> list[int]:
+    names = (re.fullmatch(r"(\d{1,9})\.json", path.name) for path in folder.glob("*.json"))
+    return sorted(int(match.group(1)) for match in names if match)
+
+
+def _read(folder: Path, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    path = folder / f"{number}.json"
+    try:
+        head = json.loads(path.read_bytes())
+        version, checksum, record = head["format"], head["checksum"], head["record"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _DamagedError(f"{path} is damaged ({error})") from error
+    if version != FORMAT:
+        raise InputError(f"{path} has format {version}; this version of boovae reads format {FORMAT}")
+    path = folder / f"{number}.safetensors"
+    try:
+        content = path.read_bytes()
+        if hashlib.blake2b(content).hexdigest() != checksum:
+            raise _DamagedError(f"{path} does not have the checksum that {number}.json names")
+        return load(content), record
+    except (OSError, SafetensorError) as error:
+        raise _DamagedError(f"{path} is damaged ({error})") from error

@@ -1,0 +1,351 @@
+"""The loop: tasks, epochs, learning rate, early stopping, recovery; for all replicas at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.errors import InputError
+from boovae.likelihoods import make_likelihood
+from boovae.methods import TaskImages, make_method
+from boovae.methods.base import default_prior
+from boovae.nets import make_nets
+from boovae.training.engine import BLOCK, Batch, Engine, validation_chunk
+from boovae.training.optim import Array, Control
+from boovae.training.randomness import Draw, Generators
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from boovae.data import Task
+
+Event = dict[str, Any]
+
+
+class Interrupted(Exception):
+    """Training was asked to stop; everything is in the checkpoint."""
+
+
+class Observer(Protocol):
+    """Who watches a run: keeps the log, the checkpoints and the display. Only the trainer calls it."""
+
+    def event(self, event: Event) -> None:
+        """Take a deterministic event for `metrics.jsonl`."""
+
+    def block(self, trainer: Trainer) -> None:
+        """Between two blocks of steps: the moment for a checkpoint; may raise `Interrupted`."""
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """After an epoch: the moment for the display."""
+
+
+class Trainer:
+    """R replicas of a VAE that learn one task after another.
+
+    `learn(task)` trains on one task and forgets its images; `state` and `load_state` carry everything across a restart, in
+    the middle of a task too.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        shape: tuple[int, ...],
+        pixel_range: tuple[float, float] = (0.0, 1.0),
+        *,
+        binarize: str = "none",
+        device: str | torch.device = "cpu",
+        compile: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.shape, self.pixel_range, self.binarize = shape, pixel_range, binarize
+        self.device = torch.device(device)
+        self.compile = compile
+        self.method = make_method(settings)
+        self.replicas = Replicas(self.build, settings.seeds, self.device)
+        self.engine = Engine(self.replicas, self.objective, compile=compile)
+        self.generators = Generators(settings.seeds, self.device)
+        self.sizes: list[int] = []  # training images of each finished task
+        self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up for good
+        self.control: Control | None = None  # of the task in training
+        self.epoch = self.block = 0
+        self.steps_taken = 0
+        self._resume: Callable[[], None] | None = None
+
+    def build(self) -> VAE:
+        """Return one model as the settings describe it."""
+        settings, pixels = self.settings, math.prod(self.shape)
+        prior = self.method.make_prior(pixels, self.pixel_range)
+        nets = make_nets(settings.net, self.shape, settings.latent_dim, settings.log_variance_range)
+        if prior is None:
+            prior = default_prior(settings, pixels, self.pixel_range)
+        return VAE(*nets, make_likelihood(settings.likelihood), prior, settings.latent_dim)
+
+    @property
+    def tasks_done(self) -> int:
+        """How many tasks are finished."""
+        return len(self.sizes)
+
+    # --- the loss -----------------------------------------------------------------------------------------------
+
+    def objective(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return the terms of one replica's loss: the weighted negative ELBO and the method's penalties."""
+        x, weight = batch["x"], batch["weight"]
+        if "pixels" in batch:
+            x = (batch["pixels"] < x).to(x.dtype)
+        bound = model.bound(x, batch["latent"])
+        reconstruction, kl = (bound.reconstruction * weight).sum(), (bound.kl * weight).sum()
+        penalties = self.method.penalty(model, batch)
+        loss = reconstruction + batch["kl_weight"] * kl + sum(penalties.values())
+        return {"loss": loss, "reconstruction": reconstruction, "kl": kl, **penalties}
+
+    def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:
+        """Return the random tensors of one step of one replica."""
+        draws = {"latent": Draw("normal", (batch_size, self.settings.latent_dim))}
+        if training and self.binarize == "dynamic":
+            draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
+        return draws | self.method.draws(batch_size)
+
+    # --- one task -----------------------------------------------------------------------------------------------
+
+    def learn(self, task: Task, observer: Observer) -> None:
+        """Learn one task; continues in its middle if `load_state` put us there."""
+        with matmul_precision(self.device):
+            images = self._task_images(task)
+            resumed = self.control is not None
+            if not resumed:
+                observer.event(_task_start(self.tasks_done, task))
+                self.epoch = self.block = 0
+            self._begin(images)
+            while self.epoch < self.settings.epochs and self._control.active.any():
+                self._train_epoch(images, observer)
+                self._end_epoch(images, observer)
+            self._finish(images, observer)
+
+    def _task_images(self, task: Task) -> TaskImages:
+        index = self.tasks_done
+        train, valid = (split.images.to(self.device) for split in (task.train, task.valid))
+        self._own_images = len(train)
+        self.method.see(index + 1)
+        return self.method.images(TaskImages(index, task.name, train, valid))
+
+    def _begin(self, images: TaskImages) -> None:
+        """Prepare a task, or take it up again where a checkpoint left it."""
+        settings = self.settings
+        self._start = self._model_tensors()
+        self.method.begin_task(self.replicas, images)
+        chunk = validation_chunk(images.valid.shape[-2])
+        chunks = -(-images.valid.shape[-2] // chunk)
+        noise = self.generators.draw_all(self.draws(chunk, training=False), images.index, "valid", steps=chunks)
+        self.engine.load(images.train, images.valid, settings.batch_size, self.method.state(), noise)
+        if self.control is None:
+            self.control = Control(np.full(len(self.replicas), settings.learning_rate))
+            self.control.active[self.frozen] = 0
+            self.engine.reset_optimiser()
+            self._best = self._model_tensors()
+        if self._resume is not None:
+            self._resume()
+            self._resume = None
+
+    @property
+    def _control(self) -> Control:
+        assert self.control is not None
+        return self.control
+
+    def _train_epoch(self, images: TaskImages, observer: Observer) -> None:
+        engine, settings = self.engine, self.settings
+        engine.rate.copy_(torch.from_numpy(self._control.learning_rate))
+        warmth = min(1.0, self.epoch / settings.kl_warmup) if settings.kl_warmup else 1.0
+        engine.kl_weight.fill_(settings.kl_weight * warmth)
+        key = (images.index, self.epoch)
+        steps, batch = engine.steps_per_epoch, engine.batch_size
+        order = self.generators.order(engine.images, *key)[:, : steps * batch].unflatten(1, (steps, batch))
+        draws = self.draws(batch, training=True)
+        if self.block == 0:
+            engine.reset_totals()
+        for block, part in enumerate(order.split(BLOCK, dim=1)):
+            if block < self.block:
+                continue  # done before the restart
+            observer.block(self)
+            engine.run_block(part, self.generators.draw_all(draws, *key, block, steps=part.shape[1]))
+            self.block = block + 1
+            self.steps_taken += part.shape[1]
+
+    def _end_epoch(self, images: TaskImages, observer: Observer) -> None:
+        settings, control = self.settings, self._control
+        train = {name: total / self.engine.steps_per_epoch for name, total in self.engine.totals.items()}
+        valid = self.engine.validate()
+        numbers = _to_host(train, valid)
+        penalty = numbers["valid"]["loss"] - numbers["valid"]["reconstruction"]
+        penalty = penalty - self.engine.kl_weight[0].item() * numbers["valid"]["kl"]
+        plain = numbers["valid"]["reconstruction"] + numbers["valid"]["kl"]
+        loss = numbers["valid"]["reconstruction"] + settings.kl_weight * numbers["valid"]["kl"] + penalty
+        numbers["valid"]["loss"] = loss
+        active = control.active > 0
+        event = {
+            "event": "epoch",
+            "task": images.index,
+            "epoch": self.epoch,
+            **{split: {name: listed(array) for name, array in terms.items()} for split, terms in numbers.items()},
+            "learning_rate": listed(control.learning_rate),
+            "active": active.tolist(),
+        }
+        observer.event(event)
+        broken = active & ~(np.isfinite(numbers["train"]["loss"]) & np.isfinite(loss))
+        for replica in np.flatnonzero(broken):
+            self._recover(int(replica), images, observer)
+        self._watch(plain, loss, broken)
+        self.method.after_epoch(self.replicas, images, self.epoch)
+        observer.epoch(self, event)
+        self.epoch += 1
+        self.block = 0
+
+    def _watch(self, plain: Array, loss: Array, broken: Any) -> None:
+        """Lower learning rates, keep best snapshots, stop replicas; a broken one sits this epoch out."""
+        settings, control = self.settings, self._control
+        kept = Control.from_tensors(control.tensors())
+        control.plateau(plain, settings.plateau_patience)
+        improved = control.early_stop(
+            loss,
+            self.epoch,
+            settings.early_stop,
+            eligible=self.epoch >= min(self.method.first_eligible, settings.epochs - 1),
+            counting=self.epoch >= max(settings.kl_warmup, self.method.first_eligible),
+        )
+        for name in ("learning_rate", "plateau_best", "plateau_wait", "wait", "active"):
+            getattr(control, name)[broken] = getattr(kept, name)[broken]
+        if improved.any():
+            mask = torch.from_numpy(improved).to(self.device)
+            for name, tensor in self._model_tensors(copy=False).items():
+                axes = mask.view(-1, *[1] * (tensor.dim() - 1))
+                self._best[name] = torch.where(axes, tensor, self._best[name])
+
+    def _recover(self, replica: int, images: TaskImages, observer: Observer) -> None:
+        """Put a diverged replica back to its best snapshot with half the learning rate, or give it up."""
+        goes_on = self._control.diverged(replica)
+        for name, tensor in self._model_tensors(copy=False).items():
+            tensor[replica] = self._best[name][replica]
+        self.engine.reset_optimiser(replica)
+        self.frozen[replica] = not goes_on
+        retry: int | str = int(self._control.retries[replica]) if goes_on else "frozen"
+        observer.event(
+            {"event": "divergence", "task": images.index, "epoch": self.epoch, "replica": replica, "retry": retry}
+        )
+
+    def _finish(self, images: TaskImages, observer: Observer) -> None:
+        """Restore the best snapshots and let the method remember what it wants to."""
+        control = self._control
+        for name, tensor in self._model_tensors(copy=False).items():
+            tensor.copy_(self._best[name])
+        self.method.end_task(self.replicas, images)
+        self.sizes.append(self._own_images)
+        self.control = None
+        self.epoch = self.block = 0
+        observer.event(
+            {
+                "event": "task_end",
+                "task": images.index,
+                "epochs": control.epochs.astype(int).tolist(),
+                "best_epoch": control.best_epoch.astype(int).tolist(),
+                "best_loss": listed(control.best),
+            }
+        )
+
+    # --- across restarts ----------------------------------------------------------------------------------------
+
+    def _model_tensors(self, *, copy: bool = True) -> dict[str, Tensor]:
+        tensors = {"values": self.replicas.values, **self.replicas.buffers}
+        return {name: tensor.clone() if copy else tensor for name, tensor in tensors.items()}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything needed to go on: tensors, and what JSON can hold."""
+        tensors = _prefixed("memory", self.method.memory()) | _prefixed("model", self._model_tensors(copy=False))
+        record: dict[str, Any] = {
+            "sizes": self.sizes,
+            "frozen": self.frozen.tolist(),
+            "steps_taken": self.steps_taken,
+            "in_task": self.control is not None,
+        }
+        if self.control is not None:
+            engine = self.engine
+            moments = {"first": engine.first, "second": engine.second, "steps": engine.steps}
+            tensors |= _prefixed("start", self._start) | _prefixed("best", self._best)
+            tensors |= _prefixed("adam", moments) | _prefixed("totals", engine.totals)
+            tensors |= _prefixed("control", self.control.tensors())
+            record |= {"epoch": self.epoch, "block": self.block}
+        return tensors, record
+
+    def load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Take back what `state` returned; `learn` then goes on with the task it was in."""
+        self.sizes = list(record["sizes"])
+        self.frozen = np.array(record["frozen"], dtype=bool)
+        self.steps_taken = record["steps_taken"]
+        self.method.see(len(self.sizes))
+        self.method.load_memory({name: tensor.to(self.device) for name, tensor in _part(tensors, "memory").items()})
+        self.replicas.initialise()  # with the capacities of the tasks seen
+        self._load_model(_part(tensors, "start" if record["in_task"] else "model"))
+        if record["in_task"]:
+            self.control = Control.from_tensors(_part(tensors, "control"))
+            self.epoch, self.block = record["epoch"], record["block"]
+            self._best = {name: tensor.to(self.device) for name, tensor in _part(tensors, "best").items()}
+            self._resume = lambda: self._load_progress(tensors)
+
+    def _load_progress(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what a task had reached; called once the method has begun it anew from its starting point."""
+        self._load_model(_part(tensors, "model"))
+        for name, tensor in _part(tensors, "adam").items():
+            getattr(self.engine, name).copy_(tensor)
+        self.engine.totals = {name: tensor.to(self.device) for name, tensor in _part(tensors, "totals").items()}
+
+    def _load_model(self, saved: dict[str, Tensor]) -> None:
+        for name, tensor in self._model_tensors(copy=False).items():
+            if name not in saved or saved[name].shape != tensor.shape:
+                found = tuple(saved[name].shape) if name in saved else "missing"
+                raise InputError(f"the checkpoint does not fit these settings: tensor '{name}' is {found}, "
+                                 f"not {tuple(tensor.shape)}; continue with the configuration it was made with")
+            tensor.copy_(saved[name])
+
+
+def listed(array: Array) -> list[float | None]:
+    """Return an array as JSON has it: numbers, and None where a number is not finite."""
+    return [float(f"{value:.8g}") if math.isfinite(value) else None for value in array.tolist()]
+
+
+def _task_start(index: int, task: Task) -> Event:
+    images = {name: len(split.images) for name, split in zip(("train", "valid", "test"), (task.train, task.valid, task.test), strict=True)}
+    return {"event": "task_start", "task": index, "name": task.name, "classes": list(task.classes), "images": images}
+
+
+def _to_host(train: dict[str, Tensor], valid: dict[str, Tensor]) -> dict[str, dict[str, Array]]:
+    """Bring all loss terms to the host in one transfer."""
+    flat = torch.stack([*train.values(), *valid.values()]).double().cpu().numpy()
+    return {"train": dict(zip(train, flat, strict=False)), "valid": dict(zip(valid, flat[len(train) :], strict=True))}
+
+
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+@contextmanager
+def matmul_precision(device: torch.device) -> Iterator[None]:
+    """Let matrix products use TF32 on a GPU, and only while we train."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

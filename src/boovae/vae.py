@@ -1,0 +1,60 @@
+"""The variational autoencoder of ONE replica: an ordinary module that knows nothing of tasks or replicas."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from boovae.distributions import DiagonalNormal
+from boovae.likelihoods import Likelihood
+from boovae.priors import Prior
+
+
+class Bound(NamedTuple):
+    """The two parts of the negative ELBO per image, each (B,)."""
+
+    reconstruction: Tensor
+    kl: Tensor
+
+
+class VAE(nn.Module):
+    """Encoder q(z | x), decoder p(x | z) and the prior over z.
+
+    Random numbers come in as tensors, so every function here is deterministic and can be stacked, compiled and
+    captured.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, decoder: nn.Module, likelihood: Likelihood, prior: Prior, latent_dim: int
+    ) -> None:
+        super().__init__()
+        self.latent_dim = latent_dim
+        self.encoder = encoder
+        self.decoder = decoder
+        self.likelihood = likelihood
+        self.prior = prior
+
+    def posterior(self, x: Tensor) -> DiagonalNormal:
+        """Return q(z | x) for images (B, D): parameters (B, L)."""
+        posterior: DiagonalNormal = self.encoder(x)
+        return posterior
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return the parameters of p(x | z) for latents (..., L): (..., D); see `likelihood`."""
+        output: Tensor = self.decoder(z)
+        return output
+
+    def bound(self, x: Tensor, noise: Tensor, target: Tensor | None = None) -> Bound:
+        """Return the negative ELBO of images (B, D) with one sample each; `noise` (B, L) is standard normal.
+
+        `target` replaces `x` as what is to be reconstructed (binarised pixels are drawn anew, say).
+        """
+        posterior = self.posterior(x)
+        z = posterior.rsample(noise)
+        reconstruction = -self.likelihood.log_prob(self.decode(z), x if target is None else target)
+        return Bound(reconstruction, self.prior.kl(posterior, z, self.posterior))
+
+    def images(self, z: Tensor) -> Tensor:
+        """Return the mean images (..., D) of latents (..., L)."""
+        return self.likelihood.mean(self.decode(z))

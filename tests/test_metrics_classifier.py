@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from boovae.data.tasks import Stream
+from boovae.errors import InputError
+from boovae.metrics import classifier as module
+from boovae.metrics.classifier import UNCLASSIFIED, Classifier, trained_classifier
+
+
+def bars(shape: Sequence[int] = (8, 8), labels: Sequence[int] = (0, 1, 2), n: int = 40) -> Stream:
+    """One task per label; class i has a bright bar at its own place, in noise."""
+    rng = np.random.default_rng(0)
+    tasks = []
+    for i, label in enumerate(labels):
+        images = rng.random((n, *shape), dtype=np.float32) * 0.4
+        images[:, ..., 1 + 2 * i : 3 + 2 * i] += 0.6
+        tasks.append((images, np.full(n, label)))
+    return Stream.from_tasks(tasks)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Nets this small only get slower when threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stream, Path, bytes]:
+    """A stream, the name of its classifier's cache file and the file's content."""
+    stream, folder = bars(labels=(0, 1)), tmp_path_factory.mktemp("cache")
+    trained_classifier(stream, device="cpu", cache_dir=folder)
+    (file,) = folder.iterdir()
+    return stream, Path(file.name), file.read_bytes()
+
+
+def pooled_test(stream: Stream) -> tuple[Tensor, Tensor]:
+    return torch.cat([t.test.images for t in stream]), torch.cat([t.test.labels for t in stream])
+
+
+def never(message: str) -> None:
+    raise AssertionError(f"trained although cached: {message}")
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8,)])
+def test_learns_images_and_flat_features_with_any_labels(shape: tuple[int, ...], tmp_path: Path) -> None:
+    stream = bars(shape, labels=(1, 4, 9))
+    net = trained_classifier(stream, device="cpu", cache_dir=tmp_path)
+    images, labels = pooled_test(stream)
+    assert net.classes == (1, 4, 9)
+    assert net.classify(images, classes=net.classes).tolist() == labels.tolist()
+    assert net.accuracy == 1.0
+
+
+def test_a_constant_feature_does_no_harm(tmp_path: Path) -> None:
+    stream = bars((9,), labels=(0, 1))
+    for task in stream:
+        for split in (task.train, task.valid, task.test):
+            split.images[:, 8] = 0.3
+    net = trained_classifier(stream, device="cpu", cache_dir=tmp_path)
+    assert net.accuracy == 1.0
+    assert net.logits(torch.full((1, 9), 0.7)).isfinite().all()
+
+
+def test_same_seed_same_weights_and_the_global_random_state_is_untouched(tmp_path: Path) -> None:
+    stream = bars()
+    before = torch.get_rng_state()
+    one = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "1")
+    torch.rand(7)  # must not matter
+    state = torch.get_rng_state()
+    two = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "2")
+    three = trained_classifier(stream, seed=1, device="cpu", cache_dir=tmp_path / "1")
+    again = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "1")
+    assert one.digest == two.digest == again.digest
+    assert one.digest != three.digest
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(before, state)
+
+
+def test_second_call_comes_from_the_cache_and_answers_the_same(tmp_path: Path) -> None:
+    stream, lines = bars(), list[str]()
+    first = trained_classifier(stream, device="cpu", cache_dir=tmp_path, progress=lines.append)
+    second = trained_classifier(stream, device="cpu", cache_dir=tmp_path, progress=never)
+    assert lines
+    assert "validation accuracy" in lines[-1]
+    assert second.accuracy == first.accuracy
+    assert second.classes == first.classes
+    assert torch.equal(first.logits(stream[0].test.images), second.logits(stream[0].test.images))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
+
+
+def test_other_data_is_another_classifier(tmp_path: Path) -> None:
+    trained_classifier(bars(), device="cpu", cache_dir=tmp_path)
+    trained_classifier(bars(n=41), device="cpu", cache_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_slice_gets_the_classifier_of_the_whole_dataset(tmp_path: Path) -> None:
+    stream = bars()
+    part = trained_classifier(stream[:1], device="cpu", cache_dir=tmp_path)
+    assert part.classes == (0, 1, 2)
+    assert trained_classifier(stream, device="cpu", cache_dir=tmp_path, progress=never).digest == part.digest
+
+
+def test_the_order_of_the_tasks_does_not_change_the_weights(tmp_path: Path) -> None:
+    stream = bars()
+    other = replace(stream, tasks=stream.tasks[::-1])
+    assert other.digest == stream.digest
+    one = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "1")
+    two = trained_classifier(other, device="cpu", cache_dir=tmp_path / "2")
+    assert one.digest == two.digest
+
+
+def damage_weights(good: bytes) -> bytes:
+    return good[:-3] + bytes([good[-3] ^ 1]) + good[-2:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: b"",
+        lambda good: b"not a classifier",
+        lambda good: good[: len(good) // 2],
+        damage_weights,
+        lambda good: good.replace(b'\\"seed\\\\\\": 0', b'\\"seed\\\\\\": 1'),
+        lambda good: good.replace(b'"boovae"', b'"voobae"'),
+    ],
+    ids=["empty", "garbage", "truncated", "flipped bit", "other key", "no description"],
+)
+def test_a_damaged_cache_file_is_trained_again_with_a_warning(
+    damage: Callable[[bytes], bytes],
+    cached: tuple[Stream, Path, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stream, name, content = cached
+    assert damage(content) != content
+    (tmp_path / name).write_bytes(damage(content))
+    lines: list[str] = []
+    net = trained_classifier(stream, device="cpu", cache_dir=tmp_path, progress=lines.append)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "damaged" in caplog.text
+    assert lines
+    assert net.accuracy == 1.0
+    caplog.clear()
+    trained_classifier(stream, device="cpu", cache_dir=tmp_path, progress=never)
+    assert (tmp_path / name).read_bytes() == content
+    assert not caplog.records
+
+
+def test_a_cache_that_cannot_be_written_only_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    net = trained_classifier(bars(labels=(0, 1)), device="cpu", cache_dir=tmp_path / "file" / "cache")
+    assert net.accuracy == 1.0
+    assert "not cached" in caplog.text
+
+
+def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(self: Path, target: Path) -> Path:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "replace", full_disk)
+    trained_classifier(bars(labels=(0, 1)), device="cpu", cache_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
+    trained_classifier(bars(labels=(0, 1)), device="cpu")
+    assert len(list((tmp_path / "classifiers").glob("*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 8), (28, 28), (9, 30), (3, 32, 32), (1, 64, 64), (3, 100, 100), (5,), (4, 4), (3, 5, 5)]
+)
+def test_answers_have_the_shape_of_the_question(shape: tuple[int, ...]) -> None:
+    net = Classifier(shape, classes=range(4))
+    size = int(np.prod(shape))
+    assert net.logits(torch.rand(2, 3, size)).shape == (2, 3, 4)
+    assert net.features(torch.rand(2, 3, size)).shape == (2, 3, 128)
+    assert net.classify(torch.rand(2, 3, size), classes=[0, 2]).shape == (2, 3)
+    assert net.logits(torch.rand(size)).shape == (4,)
+    assert net.logits(torch.rand(0, size)).shape == (0, 4)
+
+
+def test_the_head_on_the_features_gives_the_logits() -> None:
+    net = Classifier((8, 8), classes=range(3))
+    images = torch.rand(6, 64)
+    torch.testing.assert_close(net.head(net.features(images)), net.logits(images))
+
+
+def test_chunks_do_not_change_the_answer_nor_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Classifier((8, 8), classes=range(3)).train()
+    images = torch.rand(2, 50, 64, dtype=torch.float64)
+    whole = net.logits(images)
+    monkeypatch.setattr(module, "_CHUNK_VALUES", 64 * 7)
+    torch.testing.assert_close(net.logits(images), whole)
+    assert net.training
+    assert not whole.requires_grad
+    torch.testing.assert_close(net.logits(images[1, 3]), whole[1, 3])
+
+
+def test_labels_are_restricted_to_the_classes_seen() -> None:
+    net = Classifier((8, 8), classes=(2, 5, 7))
+    images = torch.rand(200, 64)
+    logits = net.logits(images)
+    expected = torch.where(logits[:, 0] >= logits[:, 2], 2, 7)
+    assert net.classify(images, classes=(7, 2)).tolist() == expected.tolist()
+    assert set(net.classify(images, classes=[5]).tolist()) == {5}
+
+
+def test_an_image_that_is_not_a_number_is_unclassified() -> None:
+    net = Classifier((8, 8), classes=(0, 1))
+    images = torch.rand(3, 64)
+    images[1, 5] = torch.nan
+    labels = net.classify(images, classes=(0, 1)).tolist()
+    assert labels[1] == UNCLASSIFIED
+    assert UNCLASSIFIED not in (labels[0], labels[2])
+
+
+def test_unusable_arguments_are_named() -> None:
+    net = Classifier((8, 8), classes=(0, 1))
+    with pytest.raises(InputError, match="the last axis must be 64"):
+        net.logits(torch.rand(3, 8, 8))
+    with pytest.raises(InputError, match=r"classes \[0, 3\].*\(0, 1\)"):
+        net.classify(torch.rand(3, 64), classes=[0, 3])
+    with pytest.raises(InputError, match="classes"):
+        net.classify(torch.rand(3, 64), classes=[])
+    with pytest.raises(InputError, match="shape"):
+        Classifier((1, 3, 8, 8), classes=(0, 1))
+    with pytest.raises(InputError, match="classes is empty"):
+        Classifier((8, 8), classes=())
+
+
+@pytest.mark.slow
+def test_digits_reach_97_percent(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels, labels = (digits.images / 16).astype(np.float32), digits.target
+    stream = Stream.from_tasks([(pixels[labels == c], labels[labels == c]) for c in range(10)])
+    assert trained_classifier(stream, device="cpu", cache_dir=tmp_path).accuracy >= 0.97
+
+
+@pytest.mark.slow
+def test_two_processes_at_once_both_end_well(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from boovae.data.tasks import Stream\n"
+        "from boovae.metrics.classifier import trained_classifier\n"
+        "noise = np.random.default_rng(0).random((2, 40, 8, 8)) / 2\n"
+        "stream = Stream.from_tasks([noise[0], noise[1] + 0.5])\n"
+        "print(trained_classifier(stream, device='cpu', cache_dir=sys.argv[1]).digest)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert answers[0] == answers[1] != ""
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.gpu
+def test_training_repeats_on_a_gpu_and_the_cpu_agrees(tmp_path: Path) -> None:
+    stream = bars((28, 28))
+    one = trained_classifier(stream, device="cuda", cache_dir=tmp_path / "1")
+    two = trained_classifier(stream, device="cuda", cache_dir=tmp_path / "2")
+    assert one.digest == two.digest
+    images, labels = pooled_test(stream)
+    assert one.classify(images, classes=one.classes).tolist() == labels.tolist()
+    moved = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "1", progress=never)
+    torch.testing.assert_close(moved.logits(images), one.logits(images).cpu(), rtol=1e-2, atol=1e-2)
