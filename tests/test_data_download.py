@@ -61,9 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(body)))
         if start:
-            self.send_header(
-                "Content-Range", f"bytes {start}-{len(mirror.content) - 1}/{len(mirror.content)}"
-            )
+            self.send_header("Content-Range", f"bytes {start}-{len(mirror.content) - 1}/{len(mirror.content)}")
         self.end_headers()
         self.wfile.write(body[: mirror.cut_after.pop(0)] if mirror.cut_after else body)
 
@@ -181,10 +179,7 @@ def test_a_dead_mirror_leads_to_the_next(start_mirror: type[Mirror]) -> None:
 def test_two_processes_at_once_both_get_the_file(start_mirror: type[Mirror], cache: Path) -> None:
     mirror = start_mirror()
     mirror.delay = 0.5
-    script = (
-        "from boovae.data.download import DataFile, get_file\n"
-        f"print(get_file('set', {FILE!r}, [{mirror.url!r}]))"
-    )
+    script = f"from boovae.data.download import DataFile, get_file\nprint(get_file('set', {FILE!r}, [{mirror.url!r}]))"
     source = str(Path(boovae.data.__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": source}
     processes = [

@@ -25,9 +25,7 @@ def splits(task: Task) -> tuple[Split, Split, Split]:
 
 def marks(task: Task) -> list[list[int]]:
     """Return what ``marked`` wrote into the images of each split, to tell them apart."""
-    return [
-        [round(float(row @ torch.tensor([65280.0, 255.0]))) for row in split.images] for split in splits(task)
-    ]
+    return [[round(float(row @ torch.tensor([65280.0, 255.0]))) for row in split.images] for split in splits(task)]
 
 
 def marked(count: int, start: int = 0) -> NDArray[np.uint8]:
@@ -53,9 +51,7 @@ def test_every_image_is_in_one_split_of_the_task_of_its_class(
     labels = np.array(data.draw(st.permutations(np.repeat(list(counts), list(counts.values())).tolist())))
     order = data.draw(st.permutations(list(counts)))[: data.draw(st.integers(1, len(counts)))]
     stream = load_stream(save_npz(tmp_path, labels), seed=seed, classes_per_task=size, class_order=order)
-    assert [task.classes for task in stream] == [
-        tuple(sorted(order[i : i + size])) for i in range(0, len(order), size)
-    ]
+    assert [task.classes for task in stream] == [tuple(sorted(order[i : i + size])) for i in range(0, len(order), size)]
     found = [mark for task in stream for part in marks(task) for mark in part]
     assert sorted(found) == np.flatnonzero(np.isin(labels, order)).tolist()
     for task in stream:
@@ -203,10 +199,7 @@ def test_flat_images_get_the_shape_that_is_asked_for() -> None:
 def test_bytes_and_floats_in_one_stream_are_on_one_scale() -> None:
     stream = Stream.from_tasks([np.full((4, 2), 255, np.uint8), np.ones((4, 2))], pixel_range=(-1, 1))
     assert {float(task.train.images.max()) for task in stream} == {1.0}
-    assert (
-        float(Stream.from_tasks([np.zeros((4, 2), np.uint8)], pixel_range=(-1, 1))[0].train.images.min())
-        == -1
-    )
+    assert float(Stream.from_tasks([np.zeros((4, 2), np.uint8)], pixel_range=(-1, 1))[0].train.images.min()) == -1
 
 
 def test_given_splits_are_used_as_they_are() -> None:
@@ -295,9 +288,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
 
 
 def test_a_class_with_too_few_images_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"class '1': too few images.*at least 1 image in train, valid and test"
-    ):
+    with pytest.raises(InputError, match=r"class '1': too few images.*at least 1 image in train, valid and test"):
         load_stream(save_npz(tmp_path, np.array([0, 0, 0, 1, 1])))
     with pytest.raises(InputError, match="task '1' has no test image"):
         load_stream(save_npz(tmp_path, np.array([0, 0, 0, 1, 1]), split=np.array([0, 1, 2, 0, 1])))
@@ -321,10 +312,7 @@ def test_real_data_has_the_published_counts(name: str) -> None:
     assert tuple(stream.split_record["sizes"].values()) == sizes
     canonical = 2 if name != "notmnist" else 3  # published counts are of train and valid, or of all
     assert [sum(len(split.labels) for split in splits(task)[:canonical]) for task in stream] == counts
-    assert (
-        load_stream(name, data_dir=folder, limit=20).digest
-        == load_stream(name, data_dir=folder, limit=20).digest
-    )
+    assert load_stream(name, data_dir=folder, limit=20).digest == load_stream(name, data_dir=folder, limit=20).digest
     other = load_stream(name, data_dir=folder, seed=1)
     assert other.digest != stream.digest
     if canonical == 2:

@@ -46,9 +46,7 @@ def test_a_missing_class_keeps_every_number_finite_and_its_term_is_clipped() -> 
     assert result.terms[0].item() < 0 < result.terms[1].item()
     even, rest = 0.25, 0.5 / 102
     first = 100.5 / 102
-    assert result.uniform.item() == pytest.approx(
-        even * math.log(even / first) + 3 * even * math.log(even / rest)
-    )
+    assert result.uniform.item() == pytest.approx(even * math.log(even / first) + 3 * even * math.log(even / rest))
 
     def bernoulli(p: float) -> float:
         return even * math.log(even / p) + (1 - even) * math.log((1 - even) / (1 - p))

@@ -64,9 +64,7 @@ def make_run(
     learned: list[np.ndarray[Any, Any]] = []
     for task in range(min(done + 1, tasks)):
         images = {"train": 5000, "valid": 1000, "test": 1000}
-        events.append(
-            {"event": "task_start", "task": task, "name": names[task], "classes": [task], "images": images}
-        )
+        events.append({"event": "task_start", "task": task, "name": names[task], "classes": [task], "images": images})
         events += _epoch_events(rng, task, epochs, replicas)
         if task == done:
             break  # a run stopped in the middle of a task

@@ -18,9 +18,7 @@ def test_tiles_lie_row_by_row_with_a_pixel_between() -> None:
     pixels = np.asarray(grid(images, (2, 3), columns=2, scale=1))
     assert pixels.shape == (3 * 3 + 1, 2 * 4 + 1)
     assert [pixels[1, 1], pixels[1, 5], pixels[4, 1], pixels[4, 5], pixels[7, 1]] == [0, 64, 128, 191, 255]
-    assert (
-        len({int(pixels[0, 0]), int(pixels[3, 3]), int(pixels[7, 5])}) == 1
-    )  # separators and the empty place
+    assert len({int(pixels[0, 0]), int(pixels[3, 3]), int(pixels[7, 5])}) == 1  # separators and the empty place
 
 
 def test_values_are_clipped_to_the_pixel_range() -> None:
@@ -69,8 +67,6 @@ def test_saved_grid_is_a_png_and_leaves_nothing_behind(tmp_path: Path) -> None:
         (np.zeros((2, 4)), (2, 2), {"pixel_range": (1.0, 1.0)}, "pixel_range"),
     ],
 )
-def test_wrong_arguments_are_named(
-    images: Any, shape: tuple[int, ...], options: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments_are_named(images: Any, shape: tuple[int, ...], options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         grid(images, shape, **options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from boovae.config import Settings, flag, resolve, to_toml
-from boovae.errors import BoovaeError, InputError, RunError
+import boovae
+from boovae.config import Settings, resolve, to_toml
+from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 
 if TYPE_CHECKING:
     from boovae.data import Stream
@@ -175,7 +178,9 @@ def sample(arguments: Sample) -> None:
         if arguments.task is not None and not 0 <= arguments.task < trainer.tasks_done:
             raise InputError(f"--task is {arguments.task}; this run has learned tasks 0 to {trainer.tasks_done - 1}")
         if not 0 <= arguments.replica < len(trainer.replicas):
-            raise InputError(f"--replica is {arguments.replica}; this run has replicas 0 to {len(trainer.replicas) - 1}")
+            raise InputError(
+                f"--replica is {arguments.replica}; this run has replicas 0 to {len(trainer.replicas) - 1}"
+            )
         save_samples(trainer, arguments.out, arguments.task, arguments.n, arguments.replica)
     print(arguments.out)
 
@@ -222,13 +227,147 @@ VERBS: dict[str, tuple[Any, Any]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command `boovae`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        _print_help()
+        return
     try:
-        parsed = tyro.extras.subcommand_type_from_defaults  # noqa: B018
-        parsed = _parse(words)
-        dict(VERBS.values())[type(parsed)](parsed)
+        if words[0] == "--version":
+            print(boovae.__version__)
+            return
+        if words[0] not in VERBS:
+            raise unknown_name("command", words[0], VERBS)
+        kind, function = VERBS[words[0]]
+        function(_parsed(kind, words[0], words[1:]))
     except RunError as error:
         print(f"boovae: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except BoovaeError as error:
         print(f"boovae: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _print_help() -> None:
+    print(f"usage: boovae COMMAND [--help] ...\n\n{boovae.__doc__}\n\ncommands:")
+    for verb, (kind, _) in VERBS.items():
+        print(f"  {verb:10} {kind.__doc__}")
+
+
+def _parsed(kind: Any, verb: str, words: list[str]) -> Any:
+    """Parse the words after a verb; for `train` the defaults come from the file and the dataset's recipe."""
+    default = None
+    if kind is Train:
+        config = _value_of("--config", words)
+        dataset = _value_of("--dataset", words)
+        settings = resolve({"dataset": dataset} if dataset else {}, Path(config) if config else None)
+        default = Train(**dataclasses.asdict(settings))
+    return tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
+
+
+def _value_of(name: str, words: list[str]) -> str | None:
+    """Return the last value given for a flag, as `--flag value` or `--flag=value`."""
+    value = None
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == name:
+            value = following
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+    return value
+
+
+def _settings(arguments: Train) -> Settings:
+    return Settings(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(Settings)})
+
+
+def _default_folder(settings: Settings) -> Path:
+    """Return a folder name that is the same for the same settings, so that the same command continues its run."""
+    digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:8]
+    name = "".join(letter if letter.isalnum() or letter in "_+-" else "-" for letter in settings.dataset)
+    return Path("runs") / f"{name[-40:]}-{settings.method}-{digest}"
+
+
+def _stream(settings: Settings, data_dir: Path | None) -> Stream:
+    from boovae.data import load_stream
+
+    return load_stream(
+        settings.dataset,
+        data_dir=data_dir,
+        seed=settings.data_seed,
+        classes_per_task=settings.classes_per_task,
+        class_order=settings.class_order,
+        limit=settings.limit,
+        binarize=settings.binarize,
+    )
+
+
+def _opened(folder: Path, data_dir: Path | None, device: str) -> tuple[Run, Trainer, Stream]:
+    """Open a run with the data it was trained on."""
+    from boovae.run import Run, load_trainer
+
+    with Run.open(folder) as run:
+        settings = run.settings
+    stream = _stream(settings, data_dir)
+    return (*load_trainer(folder, stream, device), stream)
+
+
+def _report(folder: Path, *, quiet: bool) -> None:
+    from boovae.report import write_report
+
+    page = write_report([folder])
+    if not quiet:
+        print(f"report: {page}", file=sys.stderr)
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    from boovae.run import Run
+
+    with Run.open(folder) as run:
+        return run.events("evaluation")
+
+
+def _command() -> str:
+    """Return what was typed, without the path of the program on this machine."""
+    return shlex.join(["boovae", *sys.argv[1:]])
+
+
+def _print_table(evaluations: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        (
+            str(event["seen"]),
+            _spread(event.get("nll", {}).get("pooled")),
+            _spread(event.get("diversity", {}).get("table"), digits=3),
+            _spread(event.get("frechet", {}).get("pooled"), digits=1),
+            _spread(_mean_forgetting(event)),
+            f"{event['ledger']['memory_bytes']:,}",
+        )
+        for event in evaluations
+    ]
+    _print_rows(("tasks seen", "NLL", "diversity", "Fréchet", "forgotten", "bytes kept"), rows)
+    accuracy = evaluations[-1].get("classifier", {}).get("accuracy")
+    if accuracy is not None:
+        print(
+            f"Diversity and Fréchet distance by a classifier with {accuracy:.1%} test accuracy; mean ± deviation of replicas."
+        )
+
+
+def _mean_forgetting(event: dict[str, Any]) -> list[float | None]:
+    """Return each replica's mean change of the old tasks' NLL."""
+    old = event.get("forgetting", {}).get("own", [])[:-1]
+    return [None if None in column else statistics.fmean(column) for column in zip(*old, strict=True)]
+
+
+def _spread(values: Sequence[float | None] | None, digits: int = 2) -> str:
+    good = [value for value in values or () if value is not None]
+    if not good:
+        return "-"
+    deviation = f" ± {statistics.stdev(good):.{digits}f}" if len(good) > 1 else ""
+    return f"{statistics.fmean(good):.{digits}f}{deviation}"
+
+
+def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False)

@@ -124,7 +124,11 @@ class Logistic(Likelihood):
         return output
 
 
-LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {"bernoulli": Bernoulli, "normal": Normal, "logistic": Logistic}
+LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
+    "bernoulli": Bernoulli,
+    "normal": Normal,
+    "logistic": Logistic,
+}
 
 
 def make_likelihood(name: str) -> Likelihood:

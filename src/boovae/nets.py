@@ -17,9 +17,7 @@ class MLPEncoder(nn.Module):
 
     def __init__(self, pixels: int, width: int, latent_dim: int, log_variance_range: tuple[float, float]) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Linear(pixels, width), nn.LeakyReLU(), nn.Linear(width, width), nn.LeakyReLU()
-        )
+        self.body = nn.Sequential(nn.Linear(pixels, width), nn.LeakyReLU(), nn.Linear(width, width), nn.LeakyReLU())
         self.head = nn.Linear(width, 2 * latent_dim)  # mean and log-variance in one product
         self.log_variance_range = log_variance_range
 

@@ -53,7 +53,9 @@ class Run:
     # --- making and opening -------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, folder: Path, settings: Settings, environment: dict[str, Any], display: Display | None = None) -> Run:
+    def create(
+        cls, folder: Path, settings: Settings, environment: dict[str, Any], display: Display | None = None
+    ) -> Run:
         """Make a new run folder; refuses one that holds a run."""
         if (folder / "config.toml").exists():
             raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
@@ -71,7 +73,9 @@ class Run:
     def open(cls, folder: Path, display: Display | None = None) -> Run:
         """Open an existing run folder."""
         if not (folder / "config.toml").is_file():
-            raise InputError(f"{folder} is no run folder: it has no config.toml; `boovae train --out {folder}` makes one")
+            raise InputError(
+                f"{folder} is no run folder: it has no config.toml; `boovae train --out {folder}` makes one"
+            )
         return cls(folder, from_mapping(read_toml(folder / "config.toml")), display)
 
     def close(self) -> None:
@@ -98,7 +102,11 @@ class Run:
         """Take an event for the log; it reaches the disk with the next checkpoint at the latest."""
         self._lines.append(json.dumps(event) + "\n")
         if event["event"] == "divergence":
-            done = "given up; the others go on" if event["retry"] == "frozen" else "back to its best, half the learning rate"
+            done = (
+                "given up; the others go on"
+                if event["retry"] == "frozen"
+                else "back to its best, half the learning rate"
+            )
             self.display.note(f"replica {event['replica']} diverged in epoch {event['epoch']}: {done}")
 
     def timing(self, event: Event) -> None:
@@ -202,7 +210,12 @@ def _advance(run: Run, trainer: Trainer, stream: Stream, classifier: Classifier 
         if len(evaluations) < trainer.tasks_done:
             progress = _watched(run)
             event = evaluate(
-                trainer, stream[: trainer.tasks_done], classifier, evaluations, metrics=metrics, progress=progress
+                trainer,
+                stream[: trainer.tasks_done],
+                classifier,
+                evaluations,
+                metrics=metrics,
+                progress=progress,
             )
             evaluations.append(event)
             run.event(event)
@@ -217,7 +230,9 @@ def _advance(run: Run, trainer: Trainer, stream: Stream, classifier: Classifier 
         run.checkpoint(trainer)
 
 
-def save_samples(trainer: Trainer, path: Path, task: int | None = None, count: int = GRID_IMAGES, replica: int = 0) -> None:
+def save_samples(
+    trainer: Trainer, path: Path, task: int | None = None, count: int = GRID_IMAGES, replica: int = 0
+) -> None:
     """Write a grid of one replica's samples as PNG."""
     from boovae.report.pictures import save_grid
 
@@ -225,7 +240,9 @@ def save_samples(trainer: Trainer, path: Path, task: int | None = None, count: i
     save_grid(path, images.cpu().numpy(), trainer.shape, pixel_range=trainer.pixel_range)
 
 
-def load_trainer(folder: Path, stream: Stream, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
+def load_trainer(
+    folder: Path, stream: Stream, device: str = "auto", display: Display | None = None
+) -> tuple[Run, Trainer]:
     """Open a finished or stopped run for evaluation; the caller closes the run."""
     run = Run.open(folder, display)
     trainer = Trainer(
@@ -252,7 +269,9 @@ def choose_device(name: str) -> torch.device:
 
 def _planned(stream: Stream, settings: Settings) -> Stream:
     if settings.tasks is not None and settings.tasks > len(stream):
-        raise InputError(f"--tasks is {settings.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many")
+        raise InputError(
+            f"--tasks is {settings.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many"
+        )
     return stream[: settings.tasks]
 
 
@@ -262,16 +281,16 @@ def _pays(stream: Stream, settings: Settings, device: torch.device) -> bool:
     return device.type == "cuda" and settings.epochs * images / settings.batch_size >= COMPILE_STEPS
 
 
-def _opened(
-    out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None
-) -> Run:
+def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None) -> Run:
     exists = (out / "config.toml").exists()
     if resume == "always" and not exists:
         raise InputError(f"--resume always: {out} holds no run; use --resume auto to start one")
     if resume == "never" or not exists:
         return Run.create(out, settings, _environment(trainer, command), display)
     run = Run.open(out, display)
-    different = [item.name for item in fields(Settings) if getattr(settings, item.name) != getattr(run.settings, item.name)]
+    different = [
+        item.name for item in fields(Settings) if getattr(settings, item.name) != getattr(run.settings, item.name)
+    ]
     if different:
         run.close()
         names = ", ".join(
@@ -298,7 +317,9 @@ def _run_event(settings: Settings, stream: Stream) -> Event:
 def _check_stream(run: Run, stream: Stream) -> None:
     """Refuse to continue a run on other data than it began with."""
     if run.events("run")[0]["split"] != json.loads(json.dumps(stream.split_record)):
-        raise InputError(f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out")
+        raise InputError(
+            f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out"
+        )
 
 
 def _classifier(stream: Stream, trainer: Trainer, metrics: Sequence[str], display: Display) -> Classifier | None:
@@ -316,7 +337,9 @@ def _environment(trainer: Trainer, command: str) -> dict[str, Any]:
         "boovae": boovae.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({torch.get_num_threads()} threads)",
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"cpu ({torch.get_num_threads()} threads)",
         "compiled": trainer.compile,
         "command": command or " ".join(sys.argv),
     }

@@ -95,9 +95,7 @@ def check_pixels(images: NDArray[Any], pixel_range: tuple[float, float], where: 
     found_low, found_high = float(images.min()), float(images.max())
     if not (math.isfinite(found_low) and math.isfinite(found_high)):
         bad = int((~np.isfinite(images).reshape(len(images), -1).all(1)).argmax())
-        raise InputError(
-            f"{where}: NaN or infinite pixels, first in image {bad}; remove or repair these images"
-        )
+        raise InputError(f"{where}: NaN or infinite pixels, first in image {bad}; remove or repair these images")
     slack = 1e-6 * (high - low)
     if found_low < low - slack or found_high > high + slack:
         remedy = "divide by 255 or hand in uint8" if found_high > 2 else "rescale them"
@@ -119,9 +117,7 @@ def to_float(images: NDArray[Any], pixel_range: tuple[float, float]) -> Tensor:
     return grey if (low, high) == (0.0, 1.0) else grey.mul_(high - low).add_(low)
 
 
-def random_split(
-    count: int, seed: Sequence[int], where: str, *, valid: Held = None, test: Held = None
-) -> IntArray:
+def random_split(count: int, seed: Sequence[int], where: str, *, valid: Held = None, test: Held = None) -> IntArray:
     """Return a split code 0, 1 or 2 for each of ``count`` images, drawn at random with ``seed``.
 
     ``test`` and ``valid`` are a share or a number of images, a tenth by default, 0 for none; the share of the

@@ -268,9 +268,7 @@ def _notmnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Sour
 def _split_by_class(data: Labelled, seed: int) -> Source:
     """Return the data with its own split; what that lacks is drawn per class from the train images."""
     split = np.full(len(data.labels), TRAIN) if data.split is None else data.split.copy()
-    lacking: dict[str, Any] = {
-        key: None for key, code in (("valid", VALID), ("test", TEST)) if code not in split
-    }
+    lacking: dict[str, Any] = {key: None for key, code in (("valid", VALID), ("test", TEST)) if code not in split}
     if lacking:
         for label in np.unique(data.labels):
             own = np.flatnonzero((data.labels == label) & (split == TRAIN))
@@ -278,9 +276,7 @@ def _split_by_class(data: Labelled, seed: int) -> Source:
             shares = {"valid": 0, "test": 0} | lacking
             split[own] = random_split(len(own), (seed, int(label)), where, **shares)
     drawn = " and ".join(f"a random tenth is {key}" for key in reversed(lacking))
-    return Source(
-        data.images, data.labels, split, data.class_names, f"per class, {drawn}" if drawn else "as given"
-    )
+    return Source(data.images, data.labels, split, data.class_names, f"per class, {drawn}" if drawn else "as given")
 
 
 _SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Source]] = {
@@ -300,9 +296,7 @@ def _class_groups(source: Source, class_order: Sequence[int] | None, size: int) 
     unknown = [label for label in order if label not in present]
     if unknown or not order:
         known = ", ".join(map(str, present))
-        raise InputError(
-            f"class_order: {f'unknown class {unknown[0]!r}' if unknown else 'is empty'}; known: {known}"
-        )
+        raise InputError(f"class_order: {f'unknown class {unknown[0]!r}' if unknown else 'is empty'}; known: {known}")
     twice = [label for label in order if order.count(label) > 1]
     if twice:
         raise InputError(f"class_order: class {twice[0]} occurs more than once; name each class once")

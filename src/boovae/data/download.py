@@ -89,9 +89,7 @@ def _missing(
     return InputError("\n".join([*lines, remedy] if remedy else lines))
 
 
-def _download(
-    dataset: str, file: DataFile, mirrors: Sequence[str], data_dir: str | Path | None, remedy: str
-) -> Path:
+def _download(dataset: str, file: DataFile, mirrors: Sequence[str], data_dir: str | Path | None, remedy: str) -> Path:
     import filelock
     import pooch
 

@@ -22,9 +22,7 @@ from boovae.errors import InputError
 
 # Deflate packs at most 1032 bytes into one: what claims more than that is damaged or a bomb.
 MAX_INFLATION = 1032
-PICTURE_SUFFIXES = frozenset(
-    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-)
+PICTURE_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"))
 # Named, because some other formats of Pillow start outside programs.
 PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 
@@ -49,9 +47,7 @@ def read_idx(path: str | Path, sha256: str | None = None) -> NDArray[np.uint8]:
             header, shape = _read_idx_header(file, path)
             size = math.prod(shape)
             if size > path.stat().st_size * MAX_INFLATION:
-                raise InputError(
-                    f"{path}: too short for its header, which promises {size} bytes; get it again"
-                )
+                raise InputError(f"{path}: too short for its header, which promises {size} bytes; get it again")
             body = file.read(size + 1)
     except (OSError, EOFError, zlib.error, MemoryError) as error:
         raise InputError(f"{path}: cannot be read ({error}); get it again") from error
@@ -136,9 +132,7 @@ def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 if member.file_size > max(1, member.compress_size) * MAX_INFLATION:
-                    raise InputError(
-                        f"{path}: '{member.filename}' claims an impossible size; do not trust this file"
-                    )
+                    raise InputError(f"{path}: '{member.filename}' claims an impossible size; do not trust this file")
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in wanted if key in archive.files}
     except InputError:
@@ -166,13 +160,9 @@ def read_folder(path: str | Path) -> Labelled:
     for label, folder in enumerate(folders or [path]):
         inner, files = _visible(folder)
         if folders and inner:
-            raise InputError(
-                f"{folder}: has sub-folders ({inner[0].name}); pictures of a class lie in one folder"
-            )
+            raise InputError(f"{folder}: has sub-folders ({inner[0].name}); pictures of a class lie in one folder")
         if not files:
-            raise InputError(
-                f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}"
-            )
+            raise InputError(f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}")
         for file in files:
             picture = _read_picture(file)
             first = first or file

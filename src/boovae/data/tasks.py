@@ -148,9 +148,7 @@ class Stream(Sequence[Task]):
             if given is None or isinstance(given, (int, float)):
                 shares[SPLITS[code]] = given
             elif _count_tasks(given, SPLITS[code]) != count:
-                raise InputError(
-                    f"{SPLITS[code]}: {len(given)} entries for {count} tasks; hand in one per task"
-                )
+                raise InputError(f"{SPLITS[code]}: {len(given)} entries for {count} tasks; hand in one per task")
             else:
                 rows.add(given, code, SPLITS[code])
         images, labels, split, task_of = rows.joined()
@@ -158,9 +156,7 @@ class Stream(Sequence[Task]):
             check_seed(seed)
             for index, task_name in enumerate(task_names):
                 own = np.flatnonzero((task_of == index) & (split == TRAIN))
-                split[own] = random_split(
-                    len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares
-                )
+                split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
         default_names = map(str, range(int(labels.max()) + 1)) if rows.labelled else task_names
         return build_stream(
             images,

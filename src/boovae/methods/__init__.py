@@ -28,7 +28,9 @@ def make_method(settings: Settings) -> Method:
     if len(set(names)) < len(names):
         raise InputError(f"--method {settings.method} names a method twice; name each once")
     if "joint" in names and len(names) > 1:
-        raise InputError(f"--method {settings.method}: joint keeps everything, there is nothing to protect; use it alone")
+        raise InputError(
+            f"--method {settings.method}: joint keeps everything, there is nothing to protect; use it alone"
+        )
     parts = [METHODS[name](settings) for name in names]
     return parts[0] if len(parts) == 1 else Combination(settings, parts)
 

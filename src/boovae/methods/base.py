@@ -136,7 +136,9 @@ class Combination(Method):
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return all parts' draws under `part.name`."""
-        return {f"{key}.{name}": draw for key, part in self.parts.items() for name, draw in part.draws(batch_size).items()}
+        return {
+            f"{key}.{name}": draw for key, part in self.parts.items() for name, draw in part.draws(batch_size).items()
+        }
 
     def state(self) -> dict[str, Tensor]:
         """Return all parts' state under `part.name`."""
@@ -191,6 +193,4 @@ def default_prior(settings: Settings, pixels: int, pixel_range: tuple[float, flo
 
 def merged(task: TaskImages, train: Tensor, valid: Tensor) -> TaskImages:
     """Return the task with more images: `train` and `valid` in front of its own."""
-    return replace(
-        task, train=torch.cat([train, task.train], dim=-2), valid=torch.cat([valid, task.valid], dim=-2)
-    )
+    return replace(task, train=torch.cat([train, task.train], dim=-2), valid=torch.cat([valid, task.valid], dim=-2))

@@ -120,9 +120,7 @@ class Classifier(nn.Module):
         unknown = sorted(set(classes) - set(self.classes))
         if unknown or not classes:
             known = ", ".join(map(str, self.classes))
-            raise InputError(
-                f"classes {list(classes)}: name at least one of the classifier's classes ({known})"
-            )
+            raise InputError(f"classes {list(classes)}: name at least one of the classifier's classes ({known})")
         columns = [self.classes.index(label) for label in classes]
         logits = self.logits(images)[..., columns]
         labels = torch.tensor(list(classes), device=logits.device)[logits.argmax(-1)]
@@ -140,7 +138,7 @@ class Classifier(nn.Module):
         chunks = images.reshape(-1, size).tensor_split(1 + images.numel() // _CHUNK_VALUES)
         out = torch.cat([function(chunk.to(self.centre)) for chunk in chunks])
         self.train(was_training)
-        return out.unflatten(0, images.shape[:-1]) if images.ndim > 1 else out[0]
+        return out.view(*images.shape[:-1], out.shape[-1])
 
 
 def _convolutional(shape: tuple[int, int, int]) -> nn.Sequential:
@@ -207,9 +205,7 @@ def trained_classifier(
 # Training
 
 
-def _train(
-    stream: Stream, seed: int, device: torch.device, progress: Callable[[str], None] | None
-) -> Classifier:
+def _train(stream: Stream, seed: int, device: torch.device, progress: Callable[[str], None] | None) -> Classifier:
     """Train on all tasks together; keep the epoch with the best validation accuracy."""
     train = _pooled([task.train for task in stream], device)
     valid = _pooled([task.valid for task in stream], device)

@@ -34,7 +34,10 @@ def generate(replicas: Replicas, count: int, purpose: str = "samples", task: int
     The random numbers depend on the replica's seed and the purpose only: after every task the same latents are tried.
     """
     generators = Generators(replicas.seeds, replicas.device)
-    draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, replicas.model.latent_dim))}
+    draws = {
+        "uniform": Draw("uniform", (count,)),
+        "normal": Draw("normal", (count, replicas.model.latent_dim)),
+    }
     noise = generators.draw_all(draws, purpose)
 
     def sample(model: Any, uniform: Tensor, normal: Tensor) -> Tensor:
@@ -42,7 +45,11 @@ def generate(replicas: Replicas, count: int, purpose: str = "samples", task: int
         return images
 
     parts = [
-        replicas.map(sample, noise["uniform"][:, start : start + SAMPLE_CHUNK], noise["normal"][:, start : start + SAMPLE_CHUNK])
+        replicas.map(
+            sample,
+            noise["uniform"][:, start : start + SAMPLE_CHUNK],
+            noise["normal"][:, start : start + SAMPLE_CHUNK],
+        )
         for start in range(0, count, SAMPLE_CHUNK)
     ]
     return torch.cat(parts, dim=1)

@@ -70,9 +70,7 @@ def forgetting(own: History, pooled: History, sizes: Sequence[int], *, shared_ma
         covered = f"own covers {tuple(under_own.shape)} tasks x replicas, pooled {tuple(under_all.shape)}"
         raise InputError(f"{covered}: give both from the same run")
     if len(sizes) != len(own) or min(sizes) < 1:
-        raise InputError(
-            f"sizes {list(sizes)}: give one positive number of images for each of the {len(own)} tasks"
-        )
+        raise InputError(f"sizes {list(sizes)}: give one positive number of images for each of the {len(own)} tasks")
     total = list(accumulate(sizes))
     dilution = [math.log(total[-1] / n) if shared_mass else 0.0 for n in total]
     return Forgetting(under_own, under_all, torch.tensor(dilution, dtype=torch.float64))

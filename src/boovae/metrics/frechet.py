@@ -62,11 +62,7 @@ def frechet_distance(a: Moments, b: Moments) -> Tensor:
     # vanishing eigenvalues stay at 1e-16; the root of an eigenvalue that should be 0 would lift them to 1e-8.
     overlap: Tensor = torch.linalg.svdvals(_root(a.covariance) @ _root(b.covariance)).sum(-1)
     traces = [m.covariance.double().diagonal(dim1=-2, dim2=-1).sum(-1) for m in (a, b)]
-    return (
-        (squared + traces[0] + traces[1] - 2 * overlap)
-        .clamp(min=0.0)
-        .where(_finite(a) & _finite(b), torch.nan)
-    )
+    return (squared + traces[0] + traces[1] - 2 * overlap).clamp(min=0.0).where(_finite(a) & _finite(b), torch.nan)
 
 
 def _finite(m: Moments) -> Tensor:

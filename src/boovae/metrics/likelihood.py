@@ -95,7 +95,12 @@ def _stream(
 
 
 def _weigh(
-    replicas: Replicas, tensors: dict[str, Tensor], x: Tensor, mean: Tensor, log_variance: Tensor, noise: Tensor
+    replicas: Replicas,
+    tensors: dict[str, Tensor],
+    x: Tensor,
+    mean: Tensor,
+    log_variance: Tensor,
+    noise: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return log Σ w and log Σ w² over noise (s, L) for images x (n, D) with posteriors (n, L)."""
 

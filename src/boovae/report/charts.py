@@ -54,9 +54,7 @@ class Series:
     marks: bool = False
 
 
-def line_chart(
-    series: Sequence[Series], describe: str, x_label: str, y_label: str, clip: bool = False
-) -> str:
+def line_chart(series: Sequence[Series], describe: str, x_label: str, y_label: str, clip: bool = False) -> str:
     """Return an SVG element; `describe` is its text alternative.
 
     With `clip` the steep first epochs of every task may leave the frame, so that the rest can be seen.
@@ -73,9 +71,7 @@ def line_chart(
         for line in series:
             colour = f"#0a0b{line.colour % COLOURS:02x}"
             style = (0, (4, 2)) if line.dashed or line.colour >= COLOURS else "-"
-            axes.fill_between(
-                line.x, line.y - line.band, line.y + line.band, color=colour, alpha=0.18, linewidth=0
-            )
+            axes.fill_between(line.x, line.y - line.band, line.y + line.band, color=colour, alpha=0.18, linewidth=0)
             axes.plot(
                 line.x,
                 line.y,
@@ -132,9 +128,7 @@ def over_epochs(run: Run, key: str, colour: int, dashed: bool = False) -> Series
     for task in sorted({epoch.task for epoch in run.epochs}):
         values = _held([epoch for epoch in run.epochs if epoch.task == task], key)
         x = task + np.arange(1, len(values) + 1) / len(values)
-        keep = np.unique(
-            np.linspace(0, len(values) - 1, max(POINTS // max(run.planned, 1), 8)).round().astype(int)
-        )
+        keep = np.unique(np.linspace(0, len(values) - 1, max(POINTS // max(run.planned, 1), 8)).round().astype(int))
         spread = np.nan_to_num(deviation(values))
         parts.append((x[keep], mean(values)[keep], spread[keep]))
         parts.append((x[-1:], np.array([np.nan]), np.zeros(1)))  # a gap where the next task begins

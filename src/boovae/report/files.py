@@ -16,8 +16,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; choose a file in a folder you may write"
-        ) from error
+        raise InputError(f"cannot write {path}: {error.strerror}; choose a file in a folder you may write") from error
     finally:
         temporary.unlink(missing_ok=True)

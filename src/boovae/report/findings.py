@@ -57,9 +57,7 @@ def headlines(run: Run) -> list[Headline]:
     ]
     if np.isfinite(last.frechet).any():
         rows.append(
-            Headline(
-                "Fréchet distance", plus_minus(last.frechet), "samples against test images; lower is better"
-            )
+            Headline("Fréchet distance", plus_minus(last.frechet), "samples against test images; lower is better")
         )
     return [*rows, *_forgetting_rows(run, last), *_cost_rows(run, last)]
 
@@ -91,9 +89,7 @@ def _forgetting_rows(run: Run, last: Evaluation) -> list[Headline]:
 
 
 def _cost_rows(run: Run, last: Evaluation) -> list[Headline]:
-    stored = (
-        f"{last.images_stored:,.0f} images" if math.isfinite(last.images_stored) else "images not counted"
-    )
+    stored = f"{last.images_stored:,.0f} images" if math.isfinite(last.images_stored) else "images not counted"
     train = sum(timing.train_seconds for timing in run.timings.values())
     evaluate = sum(timing.evaluate_seconds for timing in run.timings.values())
     wall = duration(train) if run.timings else MISSING
@@ -137,8 +133,7 @@ def _divergences(run: Run) -> list[str]:
             where = ", ".join(dict.fromkeys(f"“{run.task_name(d.task)}”" for d in mine))
             times = "once" if len(mine) == 1 else f"{len(mine)} times"
             found.append(
-                f"{who} diverged {times} (task {where}), went back to its best state "
-                "and trained on more slowly."
+                f"{who} diverged {times} (task {where}), went back to its best state and trained on more slowly."
             )
     return found
 

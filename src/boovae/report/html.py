@@ -45,9 +45,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
         raise InputError("several runs need a file to write to: give out, for example out=comparison.html")
     target = folders[0] / "report.html" if out is None else Path(out)
     if target.is_dir():
-        raise InputError(
-            f"{target} is a folder: give the name of a file, for example {target / 'report.html'}"
-        )
+        raise InputError(f"{target} is a folder: give the name of a file, for example {target / 'report.html'}")
     page = render([read_run(folder) for folder in folders])
     # A name may hold half a character (JSON allows it), which UTF-8 cannot write.
     write_atomically(target, page.encode("utf-8", errors="replace"))
@@ -153,9 +151,7 @@ def _film(run: Run) -> list[Picture]:
     for task, content in run.samples.items():
         source = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
         name = run.task_name(task)
-        frames.append(
-            Picture(source, f"{task + 1} · {name}", f"Grid of samples after task {task + 1}, {name}")
-        )
+        frames.append(Picture(source, f"{task + 1} · {name}", f"Grid of samples after task {task + 1}, {name}"))
     return frames
 
 
@@ -191,9 +187,7 @@ def _chart(series: Sequence[Series], label: str, x_label: str, clip: bool = Fals
     if not full:
         return Markup("")
     ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in map(_ends, full))
-    return Markup(
-        line_chart(full, f"{label} over {x_label}: {ends}", x_label, label, clip)
-    )  # text in it is ours alone
+    return Markup(line_chart(full, f"{label} over {x_label}: {ends}", x_label, label, clip))  # text in it is ours alone
 
 
 def _ends(line: Series) -> tuple[float, float]:

@@ -74,9 +74,7 @@ def _checked(
     """Return the images as floats (n, D) after checking every argument against the others."""
     flat = np.asarray(images, dtype=np.float64)
     if len(shape) not in (1, 2, 3) or min(shape) < 1 or (len(shape) == 3 and shape[0] not in (1, 3)):
-        raise InputError(
-            f"shape {tuple(shape)} is not a picture: give (h, w), (1, h, w), (3, h, w) or (features,)"
-        )
+        raise InputError(f"shape {tuple(shape)} is not a picture: give (h, w), (1, h, w), (3, h, w) or (features,)")
     if flat.ndim != 2 or len(flat) == 0 or flat.shape[1] != math.prod(shape):
         raise InputError(
             f"images has shape {flat.shape}: give (n, {math.prod(shape)}) with n > 0 for shape {tuple(shape)}"

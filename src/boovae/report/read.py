@@ -169,9 +169,7 @@ def read_run(path: Path) -> Run:
         )
     version = head.value("format")
     if isinstance(version, int) and version > FORMAT:
-        notes.append(
-            f"The run was written in format {version}; this page knows format {FORMAT} and may miss things."
-        )
+        notes.append(f"The run was written in format {version}; this page knows format {FORMAT} and may miss things.")
     planned = head.texts("tasks")
     seeds = head.texts("seeds")
     names = dict(enumerate(planned))
@@ -223,13 +221,9 @@ def _require(path: Path) -> None:
     needed = ("config.toml", "environment.json", "metrics.jsonl")
     missing = [name for name in needed if not (path / name).is_file()]
     if len(missing) == len(needed):
-        raise InputError(
-            f"{path} is not a run folder (it has no metrics.jsonl): give one written by 'boovae train'"
-        )
+        raise InputError(f"{path} is not a run folder (it has no metrics.jsonl): give one written by 'boovae train'")
     if missing:
-        raise InputError(
-            f"{path} lacks {', '.join(missing)}: copy the whole run folder, or run 'boovae train' again"
-        )
+        raise InputError(f"{path} lacks {', '.join(missing)}: copy the whole run folder, or run 'boovae train' again")
 
 
 def _bytes(path: Path) -> bytes:
@@ -249,9 +243,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[_Event]:
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
             if number == lines[-1][0]:
-                notes.append(
-                    f"The last line of {path.name} is torn, probably by an interrupted write; it is left out."
-                )
+                notes.append(f"The last line of {path.name} is torn, probably by an interrupted write; it is left out.")
                 return
             message = f"{path}, line {number} is not a JSON object; restore the file, or remove that line"
             raise InputError(message) from error
@@ -266,9 +258,7 @@ def _settings(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, s
             raise ValueError("not a table of settings")
         return flatten(tree)
     except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not valid {kind} ({error}); restore it from a copy of the run"
-        ) from error
+        raise InputError(f"{path} is not valid {kind} ({error}); restore it from a copy of the run") from error
 
 
 def _task(event: _Event) -> int:
@@ -277,9 +267,7 @@ def _task(event: _Event) -> int:
 
 def _epoch(event: _Event, replicas: int) -> Epoch:
     active = event.value("active")
-    stopped = (
-        np.array([a is False for a in active]) if isinstance(active, list) else np.zeros(replicas, dtype=bool)
-    )
+    stopped = np.array([a is False for a in active]) if isinstance(active, list) else np.zeros(replicas, dtype=bool)
     if stopped.shape != (replicas,):
         raise event.error(f"'active' has {len(stopped)} entries, expected {replicas}")
 
@@ -328,9 +316,7 @@ def _evaluation(event: _Event, replicas: int) -> Evaluation:
         forgetting=event.array("forgetting.own", seen, replicas),
         forgetting_pooled=event.array("forgetting.pooled", seen, replicas),
         dilution=event.array("forgetting.dilution", seen),
-        memory={
-            str(name): _Event(event.where, {"bytes": size}).number("bytes") for name, size in memory.items()
-        },
+        memory={str(name): _Event(event.where, {"bytes": size}).number("bytes") for name, size in memory.items()},
         memory_bytes=event.number("ledger.memory_bytes"),
         images_stored=event.number("ledger.images_stored"),
         parameters=event.number("ledger.parameters"),

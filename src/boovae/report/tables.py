@@ -60,9 +60,7 @@ def matrices(runs: Sequence[Run], labels: Sequence[str]) -> list[Matrix]:
     nll = "A row is a task, a column the moment after so many tasks; stronger colour is a higher, worse NLL."
     own = "The same, scored only under the task's own part of the prior, so sharing the prior does not count."
     forgot = "Change under own components since the task was learned: warm is forgotten, cool has improved."
-    share = (
-        "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
-    )
+    share = "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
     found = [
         _task_matrix(runs, labels, "NLL per task", nll, lambda e: e.nll_per_task, _sequential, number),
         _task_matrix(runs, labels, "NLL under own components", own, lambda e: e.nll_own, _sequential, number),
@@ -99,12 +97,8 @@ def _task_matrix(
     grids = [_entries(run, values) for run in runs]
     tables = []
     for run, label, entries in zip(runs, labels, grids, strict=True):
-        names = (
-            [run.task_name(task) for task in range(run.evaluations[-1].task + 1)] if run.evaluations else []
-        )
-        tables.append(
-            _table(run, label, "task", names if entries else [], entries, _span(grids), tone, write)
-        )
+        names = [run.task_name(task) for task in range(run.evaluations[-1].task + 1)] if run.evaluations else []
+        tables.append(_table(run, label, "task", names if entries else [], entries, _span(grids), tone, write))
     return Matrix(title, explanation, tables)
 
 

@@ -56,7 +56,12 @@ class Engine:
     # --- what a task brings -------------------------------------------------------------------------------------
 
     def load(
-        self, train: Tensor, valid: Tensor, batch_size: int, state: dict[str, Tensor], valid_noise: dict[str, Tensor]
+        self,
+        train: Tensor,
+        valid: Tensor,
+        batch_size: int,
+        state: dict[str, Tensor],
+        valid_noise: dict[str, Tensor],
     ) -> None:
         """Take the images of a task: (N, D) for all replicas alike, or (R, N, D).
 

@@ -77,15 +77,18 @@ class Control:
 
     def plateau(self, watched: Array, patience: int) -> None:
         """Halve the rate of replicas whose `watched` loss has not fallen for more than `patience` epochs."""
-        better = watched < self.plateau_best - PLATEAU_THRESHOLD * np.abs(self.plateau_best, where=np.isfinite(
-            self.plateau_best), out=np.zeros_like(self.plateau_best))
+        better = watched < self.plateau_best - PLATEAU_THRESHOLD * np.abs(
+            self.plateau_best, where=np.isfinite(self.plateau_best), out=np.zeros_like(self.plateau_best)
+        )
         self.plateau_best = np.where(better, watched, self.plateau_best)
         self.plateau_wait = np.where(better, 0, self.plateau_wait + 1)
         late = self.plateau_wait > patience
         self.learning_rate = np.where(late, self.learning_rate * PLATEAU_FACTOR, self.learning_rate)
         self.plateau_wait = np.where(late, 0, self.plateau_wait)
 
-    def early_stop(self, loss: Array, epoch: int, patience: int, *, eligible: bool, counting: bool) -> npt.NDArray[np.bool_]:
+    def early_stop(
+        self, loss: Array, epoch: int, patience: int, *, eligible: bool, counting: bool
+    ) -> npt.NDArray[np.bool_]:
         """Take note of an epoch's validation loss; return which replicas have a new best snapshot.
 
         A replica stops once more than `patience` epochs passed without a new best one.

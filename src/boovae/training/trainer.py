@@ -237,7 +237,13 @@ class Trainer:
         self.frozen[replica] = not goes_on
         retry: int | str = int(self._control.retries[replica]) if goes_on else "frozen"
         observer.event(
-            {"event": "divergence", "task": images.index, "epoch": self.epoch, "replica": replica, "retry": retry}
+            {
+                "event": "divergence",
+                "task": images.index,
+                "epoch": self.epoch,
+                "replica": replica,
+                "retry": retry,
+            }
         )
 
     def _finish(self, images: TaskImages, observer: Observer) -> None:
@@ -309,8 +315,10 @@ class Trainer:
         for name, tensor in self._model_tensors(copy=False).items():
             if name not in saved or saved[name].shape != tensor.shape:
                 found = tuple(saved[name].shape) if name in saved else "missing"
-                raise InputError(f"the checkpoint does not fit these settings: tensor '{name}' is {found}, "
-                                 f"not {tuple(tensor.shape)}; continue with the configuration it was made with")
+                raise InputError(
+                    f"the checkpoint does not fit these settings: tensor '{name}' is {found}, "
+                    f"not {tuple(tensor.shape)}; continue with the configuration it was made with"
+                )
             tensor.copy_(saved[name])
 
 
@@ -320,14 +328,26 @@ def listed(array: Array) -> list[float | None]:
 
 
 def _task_start(index: int, task: Task) -> Event:
-    images = {name: len(split.images) for name, split in zip(("train", "valid", "test"), (task.train, task.valid, task.test), strict=True)}
-    return {"event": "task_start", "task": index, "name": task.name, "classes": list(task.classes), "images": images}
+    images = {
+        name: len(split.images)
+        for name, split in zip(("train", "valid", "test"), (task.train, task.valid, task.test), strict=True)
+    }
+    return {
+        "event": "task_start",
+        "task": index,
+        "name": task.name,
+        "classes": list(task.classes),
+        "images": images,
+    }
 
 
 def _to_host(train: dict[str, Tensor], valid: dict[str, Tensor]) -> dict[str, dict[str, Array]]:
     """Bring all loss terms to the host in one transfer."""
     flat = torch.stack([*train.values(), *valid.values()]).double().cpu().numpy()
-    return {"train": dict(zip(train, flat, strict=False)), "valid": dict(zip(valid, flat[len(train) :], strict=True))}
+    return {
+        "train": dict(zip(train, flat, strict=False)),
+        "valid": dict(zip(valid, flat[len(train) :], strict=True)),
+    }
 
 
 def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
