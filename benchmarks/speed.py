@@ -139,7 +139,9 @@ def plain_loop(data: Tensor, device: torch.device) -> Callable[[], float]:
     return turn
 
 
-def trainer_steps(data: Tensor, device: torch.device, replicas: int, compiled: bool, epochs: int) -> Callable[[], float]:
+def trainer_steps(
+    data: Tensor, device: torch.device, replicas: int, compiled: bool, epochs: int
+) -> Callable[[], float]:
     """The trainer as it is used: draws, order, steps and the log of every epoch; only validation is left tiny."""
     trainer = Trainer(settings_for(replicas, epochs + 3), (28, 28), device=device, compile=compiled)
     labels = torch.zeros(len(data), dtype=torch.long)

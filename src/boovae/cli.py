@@ -371,3 +371,7 @@ def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -44,7 +44,7 @@ class Joint(Method):
         if isinstance(replicas.model.prior, VampPrior):
             order = Generators(replicas.seeds, replicas.device).order(len(task.train), "vamp", task.index)
             chosen = task.train[order[:, : len(replicas.model.prior.logits)]]
-            replicas.layout.views(replicas.values)["prior.logits"].copy_(replicas.model.prior.logits_of(chosen))
+            replicas.parameters["prior.logits"].copy_(replicas.model.prior.logits_of(chosen))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Keep everything."""

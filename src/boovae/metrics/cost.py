@@ -19,5 +19,5 @@ def ledger(trainer: Trainer) -> dict[str, Any]:
         "memory": memory,
         "memory_bytes": sum(memory.values()),
         "images_stored": method.images_stored(),
-        "parameters": trainer.replicas.layout.parameters,
+        "parameters": trainer.replicas.size,
     }

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from boovae.training.optim import adam_step
-from boovae.training.replicas import Replicas
+from boovae.training.replicas import Replicas, replica_of
 from boovae.vae import VAE
 
 #: Steps whose noise is drawn at once; a checkpoint can be taken between two blocks.
@@ -41,17 +41,16 @@ class Engine:
         self.rate = torch.zeros(len(replicas), device=replicas.device)
         self.steps = torch.zeros(len(replicas), device=replicas.device)
         self.kl_weight = torch.ones(len(replicas), device=replicas.device)
-        self._loss: Callable[..., Any] = self._stacked_loss if replicas.stacked else self._single_loss
-        self._adam: Callable[..., None] = adam_step
+        self._descend: Callable[..., dict[str, Tensor]] = self._plain_descend
         if compile:
             # A growing prior changes shapes once per task; beyond the limit torch would silently stop compiling.
             torch._dynamo.config.recompile_limit = 256
-            self._loss = torch.compile(self._loss, dynamic=False)
-            self._adam = torch.compile(adam_step, dynamic=False)
+            self._descend = torch.compile(self._descend, dynamic=False)
 
     def _make_moments(self) -> None:
-        self.first = torch.zeros_like(self.replicas.values)
-        self.second = torch.zeros_like(self.replicas.values)
+        self.first, self.second = (
+            {name: torch.zeros_like(tensor) for name, tensor in self.replicas.parameters.items()} for _ in range(2)
+        )
 
     # --- what a task brings -------------------------------------------------------------------------------------
 
@@ -68,8 +67,8 @@ class Engine:
         `state` holds what the method's penalty reads, {name: (R, ...)}; `valid_noise` {name: (R, chunks, ...)},
         drawn for chunks of `validation_chunk` images.
         """
-        if self.first.shape != self.replicas.values.shape:  # the model has grown
-            self._make_moments()
+        if any(self.first[name].shape != tensor.shape for name, tensor in self.replicas.parameters.items()):
+            self._make_moments()  # the model has grown
         self.train, self.state = train, state
         self.images = train.shape[-2]
         self.batch_size = min(batch_size, self.images)
@@ -82,25 +81,12 @@ class Engine:
         self._order = torch.zeros(len(self.replicas), BLOCK, self.batch_size, dtype=torch.long, device=train.device)
         self._noise: dict[str, Tensor] = {}
         self._position = torch.zeros(1, dtype=torch.long, device=train.device)
-        self._parameters = [
-            {name: view.detach().requires_grad_() for name, view in self.replicas.layout.views(values).items()}
-            for values in self._rows(self.replicas.values)
-        ]
-        views = self.replicas.layout.views
-        self._moments = [
-            (list(views(first).values()), list(views(second).values()))
-            for first, second in zip(self._rows(self.first), self._rows(self.second), strict=True)
-        ]
         self.reset_totals()
-
-    def _rows(self, values: Tensor) -> list[Tensor]:
-        """Return what one gradient call works on: all replicas stacked, or each replica by itself."""
-        return [values] if self.replicas.stacked else list(values)
 
     def reset_optimiser(self, replica: int | None = None) -> None:
         """Forget Adam's moments, of one replica or of all."""
         chosen = slice(None) if replica is None else slice(replica, replica + 1)
-        for tensor in (self.first, self.second, self.steps):
+        for tensor in (*self.first.values(), *self.second.values(), self.steps):
             tensor[chosen] = 0
 
     # --- training -----------------------------------------------------------------------------------------------
@@ -139,13 +125,12 @@ class Engine:
         noise = {name: tensor.index_select(1, self._position).squeeze(1) for name, tensor in self._noise.items()}
         batch = self._batch(_gather(self.train, order), self._weight, noise)
         self.steps += 1
-        if self.replicas.stacked:
-            terms = self._descend(0, batch, self.replicas.buffers, self.rate, self.steps)
+        replicas = self.replicas
+        tensors = (replicas.parameters, self.first, self.second, replicas.buffers, self.rate, self.steps, batch)
+        if replicas.stacked:
+            terms = self._descend(*tensors)
         else:
-            parts = []
-            for r in range(len(self.replicas)):
-                one = _slice(batch, r), _slice(self.replicas.buffers, r)
-                parts.append(self._descend(r, *one, self.rate[r], self.steps[r]))
+            parts = [self._descend(*replica_of(tensors, r)) for r in range(len(replicas))]
             terms = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         for name, term in terms.items():
             if name not in self.totals:
@@ -156,30 +141,31 @@ class Engine:
     def _batch(self, x: Tensor, weight: Tensor, noise: dict[str, Tensor]) -> Batch:
         return {"x": x, "weight": weight, "kl_weight": self.kl_weight, "state": self.state, **noise}
 
-    def _descend(
-        self, row: int, batch: Batch, buffers: dict[str, Tensor], rate: Tensor, steps: Tensor
+    @torch.no_grad()
+    def _plain_descend(
+        self,
+        parameters: dict[str, Tensor],
+        first: dict[str, Tensor],
+        second: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        rate: Tensor,
+        steps: Tensor,
+        batch: Batch,
     ) -> dict[str, Tensor]:
-        """One step of Adam for all stacked replicas or for one; return the loss terms."""
-        parameters = self._parameters[row]
-        with torch.enable_grad():
-            loss, terms = self._loss(parameters, buffers, batch)
-            gradients = torch.autograd.grad(loss, list(parameters.values()))
-        with torch.no_grad():
-            detached = [parameter.detach() for parameter in parameters.values()]
-            self._adam(detached, gradients, *self._moments[row], rate, steps)
-        return {name: term.detach() for name, term in terms.items()}
+        """One step of Adam for all stacked replicas (`rate` (R,)) or for one (`rate` ()); return the loss terms."""
+        gradient_of = grad(self._loss, has_aux=True)
+        if rate.dim() == 1:
+            gradient_of = vmap(gradient_of)
+        gradients, terms = gradient_of(parameters, buffers, batch)
+        named = ([tensors[name] for name in parameters] for tensors in (parameters, gradients, first, second))
+        adam_step(*named, rate, steps)
+        return terms  # type: ignore[no-any-return]
 
-    def _single_loss(
+    def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         terms = self.replicas.call({**parameters, **buffers}, self.objective, batch)
         return terms["loss"], terms
-
-    def _stacked_loss(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        losses, terms = vmap(self._single_loss)(parameters, buffers, batch)
-        return losses.sum(), terms  # the gradient of the sum is each replica's own gradient
 
     # --- validation ---------------------------------------------------------------------------------------------
 
@@ -219,7 +205,8 @@ class Engine:
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record `function` as a CUDA graph; the warm-up runs it for real, so the state is put back afterwards."""
-        state = [self.replicas.values, self.first, self.second, self.steps, self._position]
+        dictionaries = (self.replicas.parameters, self.first, self.second)
+        state = [tensor for tensors in dictionaries for tensor in tensors.values()] + [self.steps, self._position]
         kept = [tensor.clone() for tensor in state]
         totals = {name: total.clone() for name, total in self.totals.items()}
         stream = torch.cuda.Stream()
@@ -252,10 +239,3 @@ def _gather(images: Tensor, order: Tensor) -> Tensor:
         order = order + first
         images = images.flatten(0, 1)
     return images.index_select(0, order.flatten()).view(replicas, batch, images.shape[-1])
-
-
-def _slice(tensors: Any, replica: int) -> Any:
-    """Return one replica's part of a nested dictionary of tensors (R, ...)."""
-    if isinstance(tensors, dict):
-        return {name: _slice(tensor, replica) for name, tensor in tensors.items()}
-    return tensors[replica]

@@ -268,8 +268,7 @@ class Trainer:
     # --- across restarts ----------------------------------------------------------------------------------------
 
     def _model_tensors(self, *, copy: bool = True) -> dict[str, Tensor]:
-        tensors = {"values": self.replicas.values, **self.replicas.buffers}
-        return {name: tensor.clone() if copy else tensor for name, tensor in tensors.items()}
+        return {name: tensor.clone() if copy else tensor for name, tensor in self.replicas.tensors().items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return everything needed to go on: tensors, and what JSON can hold."""
@@ -282,9 +281,9 @@ class Trainer:
         }
         if self.control is not None:
             engine = self.engine
-            moments = {"first": engine.first, "second": engine.second, "steps": engine.steps}
             tensors |= _prefixed("start", self._start) | _prefixed("best", self._best)
-            tensors |= _prefixed("adam", moments) | _prefixed("totals", engine.totals)
+            tensors |= _prefixed("first", engine.first) | _prefixed("second", engine.second)
+            tensors |= _prefixed("totals", engine.totals) | {"steps": engine.steps}
             tensors |= _prefixed("control", self.control.tensors())
             record |= {"epoch": self.epoch, "block": self.block}
         return tensors, record
@@ -307,8 +306,10 @@ class Trainer:
     def _load_progress(self, tensors: dict[str, Tensor]) -> None:
         """Put back what a task had reached; called once the method has begun it anew from its starting point."""
         self._load_model(_part(tensors, "model"))
-        for name, tensor in _part(tensors, "adam").items():
-            getattr(self.engine, name).copy_(tensor)
+        self.engine.steps.copy_(tensors["steps"])
+        for moments, saved in ((self.engine.first, "first"), (self.engine.second, "second")):
+            for name, tensor in _part(tensors, saved).items():
+                moments[name].copy_(tensor)
         self.engine.totals = {name: tensor.to(self.device) for name, tensor in _part(tensors, "totals").items()}
 
     def _load_model(self, saved: dict[str, Tensor]) -> None:
