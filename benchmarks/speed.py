@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from boovae.config import Settings, resolve
 from boovae.data import Split, Task
 from boovae.metrics.likelihood import log_likelihood
+from boovae.training.engine import capture
 from boovae.training.trainer import Event, Trainer, matmul_precision
 from boovae.vae import VAE
 
@@ -181,12 +182,9 @@ def repeated(function: Callable[[], None], device: torch.device, times: int) -> 
     with matmul_precision(device):
         function()
         if device.type == "cuda":
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                function()
-            call = graph.replay
+            call = capture(function).replay
 
-    def turn() -> float:
+    def turn(inputs: Callable[[], None] = function) -> float:  # a graph does not keep the tensors it reads alive
         with matmul_precision(device):
             synchronize(device)
             start = time.perf_counter()

@@ -43,10 +43,10 @@ class Bernoulli(Likelihood):
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """Return Σ x log p + (1 − x) log(1 − p) = Σ x·logit − softplus(logit)."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             value: Tensor = _BernoulliLogProb.apply(output, x)[0]
             return value
-        return (x * output - F.softplus(output)).sum(-1)
+        return (x * output - F.softplus(output)).sum(-1)  # the compiler fuses this by itself
 
     def mean(self, output: Tensor) -> Tensor:
         """Return the probabilities."""

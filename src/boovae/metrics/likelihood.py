@@ -54,7 +54,7 @@ def log_likelihood(
 
     The effective number of samples (Σw)²/Σw² says how far to trust it: a handful means the encoder no longer finds the image.
     """
-    chunk = min(IMAGE_CHUNK, len(images))
+    chunk = IMAGE_CHUNK if compile else min(IMAGE_CHUNK, len(images))  # compiled code wants one shape
     model = replicas.model
     row = images.shape[1] + model.prior.components * model.latent_dim  # floats that one sample of one image takes
     per_chunk = max(1, min(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row)))

@@ -6,6 +6,7 @@ and the noise of its step through a counter that lives on the device, so the hos
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -136,7 +137,7 @@ class Engine:
             if name not in self.totals:
                 self.totals[name] = torch.zeros_like(term)
             self.totals[name] += term
-        self._position += 1
+        self._position.add_(1).remainder_(BLOCK)
 
     def _batch(self, x: Tensor, weight: Tensor, noise: dict[str, Tensor]) -> Batch:
         return {"x": x, "weight": weight, "kl_weight": self.kl_weight, "state": self.state, **noise}
@@ -204,26 +205,40 @@ class Engine:
     # --- CUDA graphs --------------------------------------------------------------------------------------------
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record `function` as a CUDA graph; the warm-up runs it for real, so the state is put back afterwards."""
+        """Record `function` as a CUDA graph; recording runs it for real, so the state is put back afterwards."""
         dictionaries = (self.replicas.parameters, self.first, self.second)
         state = [tensor for tensors in dictionaries for tensor in tensors.values()] + [self.steps, self._position]
         kept = [tensor.clone() for tensor in state]
         totals = {name: total.clone() for name, total in self.totals.items()}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._position.zero_()
-                function()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            function()
+        graph = capture(function)
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
         for name, total in self.totals.items():
             total.copy_(totals.get(name, torch.zeros_like(total)))
         return graph
+
+
+def capture(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Record `function` as a CUDA graph, after running it a few times.
+
+    Warm-up and recording share one stream that lives as long as the process: cuBLAS keeps a workspace per stream, and one
+    that was made while recording would die with its graph and be used by the next.
+    """
+    stream = _capture_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        function()
+    return graph
+
+
+@functools.cache
+def _capture_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 def validation_chunk(images: int) -> int:
