@@ -2,8 +2,9 @@
 
     python benchmarks/speed.py --device cuda --out results/speed/h200.json
 
-All variants see the same images (random, of MNIST's size), the paper's network for MNIST (mlp:300, 40 latents) and batches
-of 250. Variants are timed in turns, several rounds each, and the median round counts, so a busy machine hits all alike.
+All variants see the same images (random, of MNIST's size), the paper's network for MNIST (mlp:300, 40 latents) and
+batches of 250. Variants are timed in turns, several rounds each, and the median round counts, so a busy machine hits
+all alike.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def time_nll(device: torch.device, modes: list[bool], rounds: int, images: int, samples: int) -> dict[str, float]:
-    """Return seconds for the NLL of `images` test images: a loop over samples (a part of it, scaled up), ours, the floor."""
+    """Return seconds for the NLL of `images` images: a loop over samples (a part of it, scaled up), ours, the floor."""
     data = torch.rand(images, PIXELS, device=device)
     trainer = Trainer(settings_for(1, 1), (28, 28), device=device)
     variants: dict[str, Callable[[], float]] = {"loop over samples": sample_loop(trainer, data, samples)}

@@ -1,4 +1,4 @@
-"""The command line: one function per verb. Nothing heavy is imported before a verb runs, so `--help` answers at once."""
+"""The command line: one function per verb. Nothing heavy is imported before a verb runs: `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def _print_table(evaluations: Sequence[dict[str, Any]]) -> None:
     accuracy = evaluations[-1].get("classifier", {}).get("accuracy")
     if accuracy is not None:
         print(
-            f"Diversity and Fréchet distance by a classifier with {accuracy:.1%} test accuracy; mean ± deviation of replicas."
+            f"Mean ± deviation over replicas. The classifier behind diversity and Fréchet is {accuracy:.1%} accurate."
         )
 
 

@@ -127,6 +127,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "epochs": 100,
         "plateau_patience": 12,
         "early_stop": 20,
+        "samples": 1000,
+        "generated": 5000,
     },
     "mnist": {"net": "mlp:300", "log_variance_range": (-6.0, 2.0)},
     "notmnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0)},

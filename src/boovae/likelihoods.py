@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,10 +42,7 @@ class Bernoulli(Likelihood):
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """Return Σ x log p + (1 − x) log(1 − p) = Σ x·logit − softplus(logit)."""
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            value: Tensor = _BernoulliLogProb.apply(output, x)[0]
-            return value
-        return (x * output - F.softplus(output)).sum(-1)  # the compiler fuses this by itself
+        return (x * output - F.softplus(output)).sum(-1)
 
     def mean(self, output: Tensor) -> Tensor:
         """Return the probabilities."""
@@ -55,29 +51,6 @@ class Bernoulli(Likelihood):
     def bounded(self, output: Tensor) -> Tensor:
         """Return logits whose probabilities lie in [1e-5, 1 − 1e-5]."""
         return output.clamp(-self._bound, self._bound)
-
-
-class _BernoulliLogProb(torch.autograd.Function):
-    """The Bernoulli log-probability with its gradient x − p kept from the forward pass.
-
-    Autograd's own chain makes five passes over the pixels; on a CPU those cost as much as the matrix products.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(output: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.linalg.vecdot(x, output) - F.softplus(output).sum(-1), torch.sigmoid(output)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[1], output[1])
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        x, probability = ctx.saved_tensors
-        return (x - probability) * gradients[0].unsqueeze(-1), None
 
 
 class Normal(Likelihood):

@@ -70,7 +70,7 @@ class Method:
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors {name: (R, ...)} that `penalty` finds in `batch["state"]`; their shapes stay within a task."""
+        """Return what `penalty` finds in `batch["state"]`, {name: (R, ...)}; shapes stay the same within a task."""
         return {}
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ class Method:
         """Act between two epochs."""
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Act when a task is learned; `replicas` hold the best snapshots. Nothing of `task` may be kept but by `memory`."""
+        """Act when a task is learned; `replicas` hold the best snapshots. What is kept must show in `memory`."""
 
     def memory(self) -> dict[str, Tensor]:
         """Return all that survives a task besides the networks: {name: (R, ...)}."""

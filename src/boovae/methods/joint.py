@@ -1,8 +1,8 @@
 """`joint`: all images of the tasks seen so far are kept and trained on from a fresh start at every task.
 
-Not a continual method but the upper bound of every comparison: what the same network reaches if nothing has to be given up.
-The prior is N(0, I) or, with `--prior vamp`, a VampPrior (Tomczak and Welling, 2018) with `components` pseudo-inputs for
-each task seen, started at random training images.
+Not a continual method but the upper bound of every comparison: what the same network reaches if nothing has to be given
+up. The prior is N(0, I) or, with `--prior vamp`, a VampPrior (Tomczak and Welling, 2018) with `components`
+pseudo-inputs for each task seen, started at random training images.
 """
 
 from __future__ import annotations

@@ -113,7 +113,12 @@ class Classifier(nn.Module):
         return self._in_chunks(self._embed, images)
 
     def classify(self, images: Tensor, classes: Sequence[int]) -> Tensor:
-        """Return the likeliest label `(...)` among `classes` (those seen so far) for images `(..., D)`.
+        """Return the likeliest label `(...)` among `classes` (those seen so far) for images `(..., D)`."""
+        return self.classify_features(self.features(images), classes)
+
+    @torch.no_grad()
+    def classify_features(self, features: Tensor, classes: Sequence[int]) -> Tensor:
+        """Return the likeliest label `(...)` among `classes` for `features` `(..., 128)` of images.
 
         An image whose logits are not finite gets `UNCLASSIFIED`.
         """
@@ -122,7 +127,7 @@ class Classifier(nn.Module):
             known = ", ".join(map(str, self.classes))
             raise InputError(f"classes {list(classes)}: name at least one of the classifier's classes ({known})")
         columns = [self.classes.index(label) for label in classes]
-        logits = self.logits(images)[..., columns]
+        logits = self.head(features)[..., columns]
         labels = torch.tensor(list(classes), device=logits.device)[logits.argmax(-1)]
         return labels.where(logits.isfinite().all(-1), UNCLASSIFIED)
 

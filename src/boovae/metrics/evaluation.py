@@ -1,4 +1,4 @@
-"""All metrics of a trained model after a task, as one event: likelihood, diversity, Fréchet distance, forgetting, cost."""
+"""All metrics of a trained model after a task, as one event: likelihood, diversity, Fréchet, forgetting, cost."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SAMPLE_CHUNK = 10_000
 
 @torch.no_grad()
 def generate(replicas: Replicas, count: int, purpose: str = "samples", task: int | None = None) -> Tensor:
-    """Return `count` mean images from the prior of each replica, (R, count, D); with `task`, from that task's part alone.
+    """Return `count` mean images from each replica's prior, (R, count, D); with `task`, from that task's part alone.
 
-    The random numbers depend on the replica's seed and the purpose only: after every task the same latents are tried.
+    The random numbers depend on the replica's seed and the purpose only: every task is shown with the same ones.
     """
     generators = Generators(replicas.seeds, replicas.device)
     draws = {
@@ -72,11 +72,11 @@ def evaluate(
             event["nll"] = _nll(trainer, tasks, settings.samples, progress)
             event["forgetting"] = _forgetting([*history, event], trainer)
         if classifier is not None and {"diversity", "frechet"} & set(metrics):
-            images = generate(trainer.replicas, settings.generated)
+            features = classifier.features(generate(trainer.replicas, settings.generated))
             if "diversity" in metrics:
-                event["diversity"] = _diversity(images, tasks, classifier)
+                event["diversity"] = _diversity(features, tasks, classifier)
             if "frechet" in metrics:
-                event["frechet"] = _frechet(images, tasks, classifier)
+                event["frechet"] = _frechet(features, tasks, classifier)
             event["classifier"] = {"accuracy": classifier.accuracy, "digest": classifier.digest}
     event["ledger"] = ledger(trainer)
     return event
@@ -110,21 +110,22 @@ def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str
     }
 
 
-def _diversity(images: Tensor, tasks: Sequence[Task], classifier: Classifier) -> dict[str, Any]:
+def _diversity(features: Tensor, tasks: Sequence[Task], classifier: Classifier) -> dict[str, Any]:
+    """Return the spread of the samples with features (R, N, F) over the classes seen."""
     classes = [label for task in tasks for label in task.classes]
-    result = diversity(classifier.classify(images, classes), classes)
+    result = diversity(classifier.classify_features(features, classes), classes)
     return {
         "table": listed(result.table.cpu().numpy()),
         "uniform": listed(result.uniform.cpu().numpy()),
         "bernoulli": listed(result.bernoulli.cpu().numpy()),
         "proportions": [listed(row.numpy()) for row in result.proportions.cpu()],
         "classes": classes,
-        "samples": images.shape[1],
+        "samples": features.shape[1],
     }
 
 
-def _frechet(images: Tensor, tasks: Sequence[Task], classifier: Classifier) -> dict[str, Any]:
-    real = torch.cat([task.test.images for task in tasks]).to(images.device)
-    reference = moments(classifier.features(real))
-    distances = torch.stack([frechet_distance(moments(classifier.features(own)), reference) for own in images])
+def _frechet(features: Tensor, tasks: Sequence[Task], classifier: Classifier) -> dict[str, Any]:
+    """Return the distance between samples with features (R, N, F) and the test images of the tasks seen."""
+    real = torch.cat([task.test.images for task in tasks]).to(features.device)
+    distances = frechet_distance(moments(features), moments(classifier.features(real)))
     return {"pooled": listed(distances.cpu().numpy()), "features": "classifier"}

@@ -52,7 +52,8 @@ def log_likelihood(
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
 
-    The effective number of samples (Σw)²/Σw² says how far to trust it: a handful means the encoder no longer finds the image.
+    The effective number of samples (Σw)²/Σw² says how far to trust it: with a handful, the encoder no longer finds the
+    image.
     """
     chunk = IMAGE_CHUNK if compile else min(IMAGE_CHUNK, len(images))  # compiled code wants one shape
     model = replicas.model
@@ -107,7 +108,7 @@ def _weigh(
     def log_weights(model: VAE) -> Tensor:
         z = mean.unsqueeze(1) + noise * (0.5 * log_variance).exp().unsqueeze(1)  # (n, s, L)
         output = model.likelihood.bounded(model.decode(z))
-        log_p = model.likelihood.log_prob(output, x.unsqueeze(1)) + model.prior(model.posterior).log_prob(z)
+        log_p = model.likelihood.log_prob(output, x.unsqueeze(1)) + model.prior.forward(model.posterior).log_prob(z)
         log_q = -0.5 * ((noise.square() + LOG_TWO_PI).sum(-1) + log_variance.sum(-1, keepdim=True))
         return log_p - log_q
 

@@ -40,4 +40,4 @@ class Prior(nn.Module, ABC):
 
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
         """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one."""
-        return posterior.log_prob(z) - self(encoder).log_prob(z)
+        return posterior.log_prob(z) - self.forward(encoder).log_prob(z)

@@ -1,7 +1,8 @@
 """Checkpoints: tensors as safetensors, the rest as JSON; never pickle.
 
-A checkpoint is two files, `N.safetensors` and `N.json`. Both are written under a temporary name, synced and renamed; the
-JSON comes last and names the checksum of the tensors, so a checkpoint is whole or it is not there. The last two are kept.
+A checkpoint is two files, `N.safetensors` and `N.json`. Both are written under a temporary name, synced and renamed;
+the JSON comes last and names the checksum of the tensors, so a checkpoint is whole or it is not there. The last two are
+kept.
 """
 
 from __future__ import annotations

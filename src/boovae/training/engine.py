@@ -1,7 +1,7 @@
 """The hot path: gradient steps of all replicas, eager, compiled, or captured in a CUDA graph; and validation.
 
-The same code runs everywhere. On a GPU one step is recorded as a CUDA graph and replayed: it reads the order of the images
-and the noise of its step through a counter that lives on the device, so the host only launches.
+The same code runs everywhere. On a GPU one step is recorded as a CUDA graph and replayed: it reads the order of the
+images and the noise of its step through a counter that lives on the device, so the host only launches.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Objective = Callable[[VAE, Batch], dict[str, Tensor]]
 class Engine:
     """Trains the replicas on the images it was given by `load`.
 
-    `objective(model, batch)` returns the named terms of one replica's loss on a batch, `"loss"` among them. A batch holds
-    `x` (B, D), `weight` (B,) (adds up to one), `kl_weight` () and the random tensors of the step.
+    `objective(model, batch)` returns the named terms of one replica's loss on a batch, `"loss"` among them. A batch
+    holds `x` (B, D), `weight` (B,) (adds up to one), `kl_weight` () and the random tensors of the step.
     """
 
     def __init__(self, replicas: Replicas, objective: Objective, *, compile: bool) -> None:
@@ -99,7 +99,7 @@ class Engine:
             total.zero_()
 
     def run_block(self, order: Tensor, noise: dict[str, Tensor]) -> None:
-        """Take the steps whose images are `order` (R, steps, B) and whose random tensors are `noise` {(R, steps, ...)}."""
+        """Take the steps with images `order` (R, steps, B) and random tensors `noise` {name: (R, steps, ...)}."""
         steps = order.shape[1]
         self._fill(order, noise)
         if self.captures and self._graph is None:
@@ -158,8 +158,8 @@ class Engine:
         if rate.dim() == 1:
             gradient_of = vmap(gradient_of)
         gradients, terms = gradient_of(parameters, buffers, batch)
-        named = ([tensors[name] for name in parameters] for tensors in (parameters, gradients, first, second))
-        adam_step(*named, rate, steps)
+        p, g, m, v = ([tensors[name] for name in parameters] for tensors in (parameters, gradients, first, second))
+        adam_step(p, g, m, v, rate, steps)
         return terms  # type: ignore[no-any-return]
 
     def _loss(
@@ -221,8 +221,8 @@ class Engine:
 def capture(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """Record `function` as a CUDA graph, after running it a few times.
 
-    Warm-up and recording share one stream that lives as long as the process: cuBLAS keeps a workspace per stream, and one
-    that was made while recording would die with its graph and be used by the next.
+    Warm-up and recording share one stream that lives as long as the process: cuBLAS keeps a workspace per stream, and
+    one that was made while recording would die with its graph and be used by the next.
     """
     stream = _capture_stream()
     stream.wait_stream(torch.cuda.current_stream())

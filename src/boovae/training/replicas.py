@@ -51,7 +51,7 @@ class Replicas:
                 models.append(self.build().requires_grad_(False))
         self.parameters, self.buffers = (
             {name: tensor.detach().to(self.device) for name, tensor in tensors.items()}
-            for tensors in stack_module_state(models)  # type: ignore[arg-type]
+            for tensors in stack_module_state(models)
         )
         self.model = models[0].to(self.device)  # a template: its own weights are never used
         self._call = _Call(self.model)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 
-class Interrupted(Exception):
+class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
     """Training was asked to stop; everything is in the checkpoint."""
 
 
@@ -51,8 +51,8 @@ class Observer(Protocol):
 class Trainer:
     """R replicas of a VAE that learn one task after another.
 
-    `learn(task)` trains on one task and forgets its images; `state` and `load_state` carry everything across a restart, in
-    the middle of a task too.
+    `learn(task)` trains on one task and forgets its images; `state` and `load_state` carry everything across a restart,
+    in the middle of a task too.
     """
 
     def __init__(

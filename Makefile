@@ -1,0 +1,42 @@
+# The two commands of the README: `make demo` and `make test`. Everything lives in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint types test-slow test-gpu speed clean
+
+demo: .venv/installed  ## learn ten kinds of digits one after another, three seeds at once, and write a report
+	$(BIN)/boovae train --replicas 3 --out runs/demo
+
+test: .venv/test lint types  ## lint, types and the whole test suite
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/test
+	$(BIN)/mypy
+
+test-slow: .venv/test  ## the long numeric checks
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: .venv/test  ## the checks that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+speed: .venv/installed  ## the engine against a plain loop and against the floor
+	$(BIN)/python benchmarks/speed.py
+
+clean:
+	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# torch comes first and by its exact version: any looser requirement may pull another build.
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/test: .venv/installed
+	$(INSTALL) --editable '.[test]'
+	touch $@
