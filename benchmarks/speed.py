@@ -131,7 +131,7 @@ def plain_loop(data: Tensor, device: torch.device) -> Callable[[], float]:
             reconstruction = nn.functional.binary_cross_entropy_with_logits(logits, x, reduction="none").sum(-1)
             loss = (reconstruction + posterior.kl_to_standard()).mean()
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             log.append(loss.item())
             steps += 1

@@ -181,8 +181,8 @@ class Trainer:
 
     def _end_epoch(self, images: TaskImages, observer: Observer) -> None:
         settings, control = self.settings, self._control
-        train = {name: total / self.engine.steps_per_epoch for name, total in self.engine.totals.items()}
         valid = self.engine.validate()
+        train = {name: self.engine.totals[name] / self.engine.steps_per_epoch for name in valid}
         numbers = _to_host(train, valid)
         penalty = numbers["valid"]["loss"] - numbers["valid"]["reconstruction"]
         penalty = penalty - self.engine.kl_weight[0].item() * numbers["valid"]["kl"]

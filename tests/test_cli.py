@@ -1,0 +1,217 @@
+"""The command line as people and scripts use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from boovae.cli import main
+from boovae.training.checkpoint import load_checkpoint
+
+FAST = (
+    "--net mlp:16 --latent-dim 4 --limit 24 --epochs 3 --batch-size 8 --replicas 2 --samples 20 --generated 60".split()
+)
+
+
+def command(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    program = [Path(sys.executable).with_name("boovae"), *map(str, words)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three tasks, made by the installed command."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    done = command("train", "--tasks", "3", *FAST, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^3 +\d", done.stdout, re.MULTILINE), done.stdout
+    assert "task 3/3 (2)" in done.stderr
+    return out
+
+
+def test_help_and_version_answer_without_torch() -> None:
+    script = "import sys; from boovae.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    for verb in ("train", "eval", "sample", "report", "datasets", "methods"):
+        assert verb in done.stdout
+    assert command("--version").stdout.strip() == "0.1.0"
+
+
+def test_a_run_folder_holds_everything(run: Path) -> None:
+    for name in ("config.toml", "environment.json", "metrics.jsonl", "timing.jsonl", "report.html"):
+        assert (run / name).stat().st_size > 0
+    assert sorted(path.name for path in (run / "samples").iterdir()) == [f"task_0{t}.png" for t in range(3)]
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events if event["event"] != "epoch"] == [
+        "run",
+        *["task_start", "task_end", "evaluation"] * 3,
+    ]
+    last = events[-1]
+    assert len(last["nll"]["per_task"]) == last["seen"] == 3
+    assert len(last["diversity"]["proportions"][0]) == 3
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["command"].startswith("boovae train --tasks 3")
+
+
+def test_the_same_command_again_does_nothing_new(run: Path) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    main(["train", "--tasks", "3", *FAST, "--out", str(run), "--quiet"])
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_eval_agrees_with_the_run_and_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["eval", str(run), "--quiet", "--json"])
+    again = json.loads(capsys.readouterr().out)
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert again == last
+    main(["eval", str(run), "--metric", "nll", "--samples", "200", "--quiet", "--json"])
+    more = json.loads(capsys.readouterr().out)
+    assert more["nll"]["samples"] == 200
+    assert "diversity" not in more
+    assert more["nll"]["pooled"] != last["nll"]["pooled"]
+
+
+def test_sample_writes_a_picture(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    main(["sample", str(run), "--n", "6", "--out", str(tmp_path / "grid.png"), "--replica", "1"])
+    assert Image.open(tmp_path / "grid.png").size[0] > 16
+    assert capsys.readouterr().out.strip() == str(tmp_path / "grid.png")
+
+
+def test_report_of_two_runs(run: Path, tmp_path: Path) -> None:
+    main(["report", str(run), str(run), "--out", str(tmp_path / "both.html")])
+    assert "</html>" in (tmp_path / "both.html").read_text()
+
+
+def test_lists_of_datasets_and_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["datasets"])
+    assert "fashion_mnist" in capsys.readouterr().out
+    main(["methods"])
+    assert "joint" in capsys.readouterr().out
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'epochs = 1\nbatch_size = 4\nnet = "mlp:16"\ntasks = 1\nlimit = 20\nsamples = 5'
+    )
+    out = tmp_path / "run"
+    words = ["train", "--config", str(tmp_path / "mine.toml"), "--batch-size", "5", "--metric", "nll", "--quiet"]
+    main([*words, "--out", str(out)])
+    config = (out / "config.toml").read_text()
+    assert "batch_size = 5\n" in config  # the flag
+    assert "epochs = 1\n" in config  # the file
+    assert "latent_dim = 16\n" in config  # the recipe of the digits
+
+
+def test_training_on_an_own_folder_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for index in range(12):
+            pixels = generator.integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{index}.png")
+    words = [word for word in FAST if word not in ("--limit", "24")]
+    main(["train", "--dataset", f"folder:{tmp_path / 'pets'}", *words, "--out", str(tmp_path / "run"), "--json"])
+    assert json.loads(capsys.readouterr().out)["diversity"]["classes"] == [0, 1]
+
+
+BAD = {
+    "unknown command": (["trian"], "did you mean 'train'"),
+    "unknown dataset": (["train", "--dataset", "mnits"], "did you mean 'mnist'"),
+    "unknown method": (["train", "--method", "standrad"], "did you mean 'standard'"),
+    "method twice": (["train", "--method", "standard+standard"], "names a method twice"),
+    "joint with another": (["train", "--method", "joint+standard"], "use it alone"),
+    "unknown net": (["train", "--net", "resnet"], "--net"),
+    "no replicas": (["train", "--replicas", "0"], "--replicas is 0"),
+    "negative rate": (["train", "--learning-rate", "-1"], "--learning-rate"),
+    "too many tasks": (["train", "--tasks", "11"], "--tasks is 11"),
+    "unknown class": (["train", "--class-order", "3", "12"], "class_order"),
+    "no such config": (["train", "--config", "nowhere.toml"], "nowhere.toml"),
+    "no run": (["eval", "nowhere"], "no run folder"),
+    "resume nothing": (["train", "--resume", "always", "--out", "nowhere"], "--resume always"),
+    "no cuda": (["train", "--device", "cuda"], "--device"),
+    "nothing to report": (["report", "nowhere"], "nowhere"),
+    "unwritable": (["train", "--out", "/proc/boovae"], "--out"),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD)
+def test_bad_input_is_refused_with_a_remedy_before_any_work(
+    case: tuple[list[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words, message = case
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    output = capsys.readouterr()
+    assert stop.value.code == 2
+    assert message in output.err
+    assert "Traceback" not in output.err
+    assert output.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_settings_in_the_same_folder_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--tasks", "2", *FAST, "--out", str(run)])
+    assert "--tasks 3 there, 2 here" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from boovae.run import Run
+
+    with Run.open(run), pytest.raises(SystemExit):
+        main(["train", "--tasks", "3", *FAST, "--out", str(run)])
+    assert "in use by another process" in capsys.readouterr().err
+
+
+LONG = ["train", *FAST, "--epochs", "60", "--tasks", "3", "--early-stop", "100", "--metric", "nll"]
+
+
+def begun(out: Path) -> subprocess.Popen[str]:
+    """Start a run and wait until it is under way."""
+    program = [Path(sys.executable).with_name("boovae"), *LONG, "--out", str(out)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("task 2/3"):
+            return process
+    raise AssertionError("the run ended before its second task")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_run_goes_on_where_it_was(number: signal.Signals, tmp_path: Path) -> None:
+    main([*LONG, "--out", str(tmp_path / "whole"), "--quiet"])
+    process = begun(tmp_path / "stopped")
+    time.sleep(0.2)
+    os.kill(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert process.returncode == 1
+        assert "the same command continues it" in errors
+    checkpoint = load_checkpoint(tmp_path / "stopped" / "checkpoint")
+    assert checkpoint is not None
+    assert len(checkpoint[1]["sizes"]) < 3
+    main([*LONG, "--out", str(tmp_path / "stopped"), "--quiet"])
+    whole, stopped = (tmp_path / name / "metrics.jsonl" for name in ("whole", "stopped"))
+    assert whole.read_bytes() == stopped.read_bytes()
+
+
+def test_nothing_that_executes_on_load_is_read_or_written() -> None:
+    forbidden = re.compile(r"import (pickle|dill|joblib|cloudpickle)|torch\.(load|save)\(|allow_pickle=True")
+    sources = list((Path(__file__).parents[1] / "src").rglob("*.py"))
+    assert len(sources) > 20
+    assert [path for path in sources if forbidden.search(path.read_text())] == []

@@ -1,0 +1,221 @@
+"""What every method promises: the invariants of the design, over the whole registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import boovae.run
+from boovae.data import Split, Stream, Task
+from boovae.distributions import DiagonalNormal
+from boovae.methods import METHODS, Method, TaskImages, make_method, register
+from boovae.run import Run, train
+from boovae.training.trainer import Event, Trainer
+from conftest import Recorder, same, tiny, trained
+
+CASES = [{"method": name} for name in METHODS] + [{"method": "joint", "prior": "vamp"}]
+every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case.values()))
+
+
+def poisoned(task: Task) -> None:
+    for split in (task.train, task.valid, task.test):
+        split.images.fill_(math.nan)
+
+
+def copied(task: Task) -> Task:
+    splits = (Split(*(tensor.clone() for tensor in split)) for split in (task.train, task.valid, task.test))
+    return Task(task.name, *splits, task.classes)
+
+
+@every_method
+def test_finished_tasks_are_forgotten_but_for_the_declared_memory(case: dict[str, Any], digits: Stream) -> None:
+    method = make_method(tiny(**case))
+    trainer, poor = (Trainer(tiny(**case), digits.shape) for _ in range(2))
+    for task in digits[:3]:
+        own = copied(task)
+        trainer.learn(task, Recorder())
+        poor.learn(own, Recorder())
+        if not method.stores_examples:
+            poisoned(own)
+    assert same(trainer, poor)
+    assert (trainer.method.images_stored() > 0) == method.stores_examples
+
+
+@every_method
+def test_memory_survives_a_restart_between_tasks(case: dict[str, Any], digits: Stream) -> None:
+    settings = tiny(**case)
+    trainer = trained(dataclasses.replace(settings, tasks=2), digits)
+    tensors, record = trainer.state()
+    stranger = Trainer(settings, digits.shape)
+    stranger.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
+    for one in (trainer, stranger):
+        one.learn(digits[2], Recorder())
+    assert same(trainer, stranger)
+
+
+@every_method
+def test_the_first_tasks_of_a_long_run_equal_a_short_run(case: dict[str, Any], digits: Stream) -> None:
+    long, short = Recorder(), Recorder()
+    trained(tiny(**case, tasks=3), digits, long)
+    trained(tiny(**case, tasks=2), digits, short)
+    assert long.events[: len(short.events)] == short.events
+
+
+@every_method
+def test_a_replica_among_others_equals_the_same_replica_alone(case: dict[str, Any], digits: Stream) -> None:
+    together = trained(tiny(**case, replicas=3, tasks=2), digits)
+    alone = trained(tiny(**case, replicas=1, seed=1, tasks=2), digits)
+    for name, tensor in alone.replicas.tensors().items():
+        torch.testing.assert_close(together.replicas.tensors()[name][1], tensor[0], rtol=0, atol=0)
+
+
+@every_method
+def test_a_diverged_replica_recovers_and_leaves_the_others_alone(case: dict[str, Any], digits: Stream) -> None:
+    class Saboteur(Recorder):
+        def epoch(self, trainer: Trainer, event: Event) -> None:
+            if event["epoch"] == 1:
+                for tensor in trainer.replicas.parameters.values():
+                    tensor[1] = math.nan
+
+    saboteur = Saboteur()
+    hurt, whole = trained(tiny(**case, tasks=2), digits, saboteur), trained(tiny(**case, tasks=2), digits)
+    assert same(hurt, whole, replica=0)
+    retries = [event["retry"] for event in saboteur.events if event["event"] == "divergence"]
+    assert retries == [1, 1]  # once in each task
+    assert all(tensor.isfinite().all() for tensor in hurt.replicas.parameters.values())
+    assert not hurt.frozen.any()
+
+
+def test_a_replica_that_keeps_diverging_is_frozen_and_reported(digits: Stream) -> None:
+    class Saboteur(Recorder):
+        def epoch(self, trainer: Trainer, event: Event) -> None:
+            trainer.replicas.parameters["decoder.0.weight"][1] = math.nan
+
+    saboteur = Saboteur()
+    hurt, whole = trained(tiny(epochs=6), digits, saboteur), trained(tiny(epochs=6), digits)
+    assert same(hurt, whole, replica=0)
+    assert [event["retry"] for event in saboteur.events if event["event"] == "divergence"] == [1, 2, "frozen"]
+    assert hurt.frozen.tolist() == [False, True]
+    assert all(tensor.isfinite().all() for tensor in hurt.replicas.parameters.values())
+
+
+def test_replicas_do_not_touch_each_other(digits: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OwnImages(Method):
+        """Gives each replica its own images; `spoiled` says what replica 1 gets."""
+
+        name = "own-images"
+        spoiled = 0.0
+
+        def images(self, task: TaskImages) -> TaskImages:
+            train = torch.stack([task.train, (task.train - self.spoiled).abs()])
+            return dataclasses.replace(task, train=train)
+
+    monkeypatch.setitem(METHODS, "own-images", OwnImages)
+    plain = trained(tiny(method="own-images"), digits)
+    OwnImages.spoiled = 1.0
+    spoiled = trained(tiny(method="own-images"), digits)
+    assert same(plain, spoiled, replica=0)
+    assert not same(plain, spoiled, replica=1)
+
+
+class Killed(BaseException):
+    """Stands for a process that dies without a word."""
+
+
+@every_method
+@pytest.mark.parametrize("seed", range(3))
+def test_resume_is_exact(
+    case: dict[str, Any], seed: int, digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed every few blocks, at other places in each try, a run still ends with the same bytes."""
+    settings = tiny(**case, batch_size=1 + seed)  # small batches: several blocks in an epoch
+    train(settings, digits, tmp_path / "whole", metrics=("nll",))
+    monkeypatch.setattr(boovae.run, "CHECKPOINT_SECONDS", 0.0)
+    generator = torch.Generator().manual_seed(seed)
+    checkpointing = Run.block
+    left = 0
+
+    def block(run: Run, trainer: Trainer) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+        checkpointing(run, trainer)
+
+    monkeypatch.setattr(Run, "block", block)
+    kills = 0
+    while True:
+        left = int(torch.randint(2, 9, (1,), generator=generator))
+        try:
+            train(settings, digits, tmp_path / "killed", metrics=("nll",))
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 3
+    whole, killed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "killed"))
+    assert whole.read_bytes() == killed.read_bytes()
+    one, other = (sorted((tmp_path / name / "checkpoint").glob("*.safetensors"))[-1] for name in ("whole", "killed"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+@every_method
+def test_the_prior_that_scores_is_the_prior_that_samples(case: dict[str, Any], digits: Stream) -> None:
+    """E_p[g / p] = 1 for any density g if samples and densities belong to the same p."""
+    trainer = trained(tiny(**case), digits)
+    count = 20_000
+    uniform, normal = torch.rand(2, count), torch.randn(2, count, 4)
+
+    def ratio(model: Any, uniform: Tensor, normal: Tensor) -> Tensor:
+        density = model.prior(model.posterior)
+        z = density.sample(uniform, normal)
+        # A density g inside the samples: their own mean, half their spread.
+        g = DiagonalNormal(z.mean(0), (z.var(0) / 4).log())
+        return (g.log_prob(z) - density.log_prob(z)).exp().mean()
+
+    ratios = trainer.replicas.map(ratio, uniform, normal)
+    torch.testing.assert_close(ratios, torch.ones(2), rtol=0, atol=0.1)
+
+
+def test_the_same_run_twice_is_the_same(digits: Stream) -> None:
+    assert same(trained(tiny(), digits), trained(tiny(), digits))
+
+
+def test_a_method_from_outside_trains_penalises_and_combines(digits: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Anchor(Method):
+        """Pulls the weights towards where they were when the task began."""
+
+        name = "anchor"
+        summary = "a toy"
+
+        def begin_task(self, replicas: Any, task: TaskImages) -> None:
+            self._before = {"weights": replicas.parameters["decoder.0.weight"].clone()}
+
+        def state(self) -> dict[str, Tensor]:
+            return self._before if self.tasks_seen > 1 else {}
+
+        def penalty(self, model: Any, batch: Any) -> dict[str, Tensor]:
+            if not batch["state"]:
+                return {}
+            drift = model.decoder[0].weight - batch["state"]["weights"]
+            return {"drift": 1e6 * drift.square().sum()}
+
+    monkeypatch.setattr("boovae.methods.METHODS", dict(METHODS))
+    register(Anchor)
+    first = trained(tiny(method="standard+anchor", tasks=1), digits)
+    recorder = Recorder()
+    second = trained(tiny(method="standard+anchor", tasks=2), digits, recorder)
+    free = trained(tiny(tasks=2), digits)
+
+    def moved(trainer: Trainer) -> float:
+        name = "decoder.0.weight"
+        return float((trainer.replicas.parameters[name] - first.replicas.parameters[name]).abs().mean())
+
+    assert moved(second) < 0.2 * moved(free)
+    epochs = [event for event in recorder.events if event["event"] == "epoch" and event["task"] == 1]
+    assert all("anchor.drift" in event["train"] for event in epochs)
