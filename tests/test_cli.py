@@ -16,9 +16,24 @@ import pytest
 from boovae.cli import main
 from boovae.training.checkpoint import load_checkpoint
 
-FAST = (
-    "--net mlp:16 --latent-dim 4 --limit 24 --epochs 3 --batch-size 8 --replicas 2 --samples 20 --generated 60".split()
-)
+FAST = [
+    "--net",
+    "mlp:16",
+    "--latent-dim",
+    "4",
+    "--limit",
+    "24",
+    "--epochs",
+    "3",
+    "--batch-size",
+    "8",
+    "--replicas",
+    "2",
+    "--samples",
+    "20",
+    "--generated",
+    "60",
+]
 
 
 def command(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -90,6 +105,17 @@ def test_sample_writes_a_picture(run: Path, tmp_path: Path, capsys: pytest.Captu
 def test_report_of_two_runs(run: Path, tmp_path: Path) -> None:
     main(["report", str(run), str(run), "--out", str(tmp_path / "both.html")])
     assert "</html>" in (tmp_path / "both.html").read_text()
+
+
+def test_the_numbers_of_a_run_as_csv(run: Path, tmp_path: Path) -> None:
+    main(["report", str(run), "--csv", str(tmp_path / "run.csv")])
+    head, *_ = (tmp_path / "run.csv").read_text().split("tasks_seen,metric,task,seed,value\n")
+    assert "# command: boovae train --tasks 3" in head
+    assert "# seeds: 0 1" in head
+    assert "# commit: " in head
+    rows = [line.split(",") for line in (tmp_path / "run.csv").read_text().splitlines() if line.startswith("3,nll,,")]
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert [float(row[-1]) for row in rows] == last["nll"]["pooled"]
 
 
 def test_lists_of_datasets_and_methods(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +209,7 @@ LONG = ["train", *FAST, "--epochs", "60", "--tasks", "3", "--early-stop", "100",
 
 def begun(out: Path) -> subprocess.Popen[str]:
     """Start a run and wait until it is under way."""
-    program = [Path(sys.executable).with_name("boovae"), *LONG, "--out", str(out)]
+    program = [str(Path(sys.executable).with_name("boovae")), *LONG, "--out", str(out)]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

@@ -29,8 +29,10 @@ def poisoned(task: Task) -> None:
 
 
 def copied(task: Task) -> Task:
-    splits = (Split(*(tensor.clone() for tensor in split)) for split in (task.train, task.valid, task.test))
-    return Task(task.name, *splits, task.classes)
+    train, valid, test = (
+        Split(split.images.clone(), split.labels.clone()) for split in (task.train, task.valid, task.test)
+    )
+    return Task(task.name, train, valid, test, task.classes)
 
 
 @every_method
@@ -176,7 +178,8 @@ def test_the_prior_that_scores_is_the_prior_that_samples(case: dict[str, Any], d
         z = density.sample(uniform, normal)
         # A density g inside the samples: their own mean, half their spread.
         g = DiagonalNormal(z.mean(0), (z.var(0) / 4).log())
-        return (g.log_prob(z) - density.log_prob(z)).exp().mean()
+        log_density: Tensor = density.log_prob(z)
+        return (g.log_prob(z) - log_density).exp().mean()
 
     ratios = trainer.replicas.map(ratio, uniform, normal)
     torch.testing.assert_close(ratios, torch.ones(2), rtol=0, atol=0.1)

@@ -101,6 +101,8 @@ class Report:
     """Run folders."""
     out: Path | None = None
     """The page to write; RUN/report.html if not given (one run)."""
+    csv: Path | None = None
+    """Also write the numbers of a run, every seed, task and metric, to this file."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +189,15 @@ def sample(arguments: Sample) -> None:
 
 def report(arguments: Report) -> None:
     """Write the page."""
-    from boovae.report import write_report
+    from boovae.report import write_csv, write_report
 
     if not arguments.runs:
         raise InputError("name at least one run folder: boovae report RUN")
     print(write_report(arguments.runs, arguments.out))
+    if arguments.csv is not None:
+        if len(arguments.runs) > 1:
+            raise InputError("--csv takes the numbers of one run; name one run folder")
+        print(write_csv(arguments.runs[0], arguments.csv))
 
 
 def datasets(arguments: Datasets) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,13 +22,14 @@ import torch
 import boovae
 from boovae.config import Settings, flag, from_mapping, read_toml, to_toml
 from boovae.errors import InputError, RunError
+from boovae.files import write_file
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.progress import Display, Silent
-from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint, write_file
+from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from boovae.training.trainer import Event, Interrupted, Trainer
 
 if TYPE_CHECKING:
-    from boovae.data import Stream
+    from boovae.data import Stream, Task
     from boovae.metrics.classifier import Classifier
 
 #: Seconds between two checkpoints within a task: at most this much work is ever repeated.
@@ -48,6 +50,8 @@ class Run:
         self.stop_requested = False
         self._lines: list[str] = []
         self._saved = time.monotonic()
+        self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
+        self._began: float | None = None
         self._lock = _lock(folder)
 
     # --- making and opening -------------------------------------------------------------------------------------
@@ -143,8 +147,22 @@ class Run:
     def checkpoint(self, trainer: Trainer) -> None:
         """Write a checkpoint that knows how long the log was."""
         tensors, record = trainer.state()
-        save_checkpoint(self.folder / "checkpoint", tensors, {**record, "metrics_length": self._flush()})
+        record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds}
+        save_checkpoint(self.folder / "checkpoint", tensors, record)
         self._saved = time.monotonic()
+
+    @property
+    def task_seconds(self) -> float:
+        """Seconds spent on the training of the current or last task."""
+        return self._task_seconds + (time.monotonic() - self._began if self._began is not None else 0.0)
+
+    def learn(self, trainer: Trainer, task: Task) -> None:
+        """Let the trainer learn a task, by the clock."""
+        if trainer.control is None:
+            self._task_seconds = 0.0
+        self._began = time.monotonic()
+        trainer.learn(task, self)
+        self._task_seconds, self._began = self.task_seconds, None
 
     def restore(self, trainer: Trainer) -> bool:
         """Put the trainer where the newest checkpoint was and cut the log back to it; False if there is none."""
@@ -152,8 +170,8 @@ class Run:
         length = 0
         if loaded is not None:
             tensors, record = loaded
-            length = record["metrics_length"]
             try:
+                length, self._task_seconds = record["metrics_length"], record["task_seconds"]
                 trainer.load_state(tensors, record)
             except KeyError as missing:
                 raise InputError(f"the checkpoint in {self.folder} lacks {missing}; start anew (--out)") from missing
@@ -206,8 +224,8 @@ def _advance(run: Run, trainer: Trainer, stream: Stream, classifier: Classifier 
     """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log."""
     evaluations = run.events("evaluation")
     while len(evaluations) < len(stream):
-        began, steps = time.monotonic(), trainer.steps_taken
         if len(evaluations) < trainer.tasks_done:
+            began = time.monotonic()
             progress = _watched(run)
             event = evaluate(
                 trainer,
@@ -220,13 +238,12 @@ def _advance(run: Run, trainer: Trainer, stream: Stream, classifier: Classifier 
             evaluations.append(event)
             run.event(event)
             save_samples(trainer, run.folder / "samples" / f"task_{event['task']:02d}.png")
-            run.timing({"event": "evaluation", "task": event["task"], "evaluate_seconds": time.monotonic() - began})
+            seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
+            run.timing({"event": "task", "task": event["task"], **seconds, "steps": trainer.task_steps})
         else:
             task = stream[trainer.tasks_done]
             run.display.task(trainer.tasks_done, len(stream), task.name, run.settings.epochs)
-            trainer.learn(task, run)
-            took = {"train_seconds": time.monotonic() - began, "steps": trainer.steps_taken - steps}
-            run.timing({"event": "task", "task": trainer.tasks_done - 1, **took})
+            run.learn(trainer, task)
         run.checkpoint(trainer)
 
 
@@ -341,8 +358,19 @@ def _environment(trainer: Trainer, command: str) -> dict[str, Any]:
         if device.type == "cuda"
         else f"cpu ({torch.get_num_threads()} threads)",
         "compiled": trainer.compile,
+        "commit": _commit(),
         "command": command or " ".join(sys.argv),
     }
+
+
+def _commit() -> str:
+    """Return the commit of the source, where it is a checkout; BOOVAE_COMMIT names it where only files were copied."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return os.environ.get("BOOVAE_COMMIT", "unknown")
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def _watched(run: Run) -> Callable[[float], None]:

@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from boovae.report.html import write_report
 from boovae.report.pictures import grid, save_grid
+from boovae.report.table import write_csv
 
-__all__ = ["grid", "save_grid", "write_report"]
+__all__ = ["grid", "save_grid", "write_csv", "write_report"]

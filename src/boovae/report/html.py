@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from boovae.errors import InputError
+from boovae.files import write_file
 from boovae.report.charts import COLOURS, Series, line_chart, over_epochs, over_tasks
-from boovae.report.files import write_atomically
 from boovae.report.findings import headlines, warnings
 from boovae.report.numbers import number
 from boovae.report.read import Run, read_run
@@ -48,7 +48,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
         raise InputError(f"{target} is a folder: give the name of a file, for example {target / 'report.html'}")
     page = render([read_run(folder) for folder in folders])
     # A name may hold half a character (JSON allows it), which UTF-8 cannot write.
-    write_atomically(target, page.encode("utf-8", errors="replace"))
+    write_file(target, page.encode("utf-8", errors="replace"))
     return target
 
 

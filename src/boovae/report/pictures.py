@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boovae.errors import InputError
-from boovae.report.files import write_atomically
+from boovae.files import write_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,7 +61,7 @@ def save_grid(path: Path, images: npt.ArrayLike, shape: Sequence[int], **options
     """Write `grid(images, shape, **options)` to `path` as PNG; interrupted, it leaves the old file whole."""
     buffer = io.BytesIO()
     grid(images, shape, **options).save(buffer, format="PNG")
-    write_atomically(Path(path), buffer.getvalue())
+    write_file(Path(path), buffer.getvalue())
 
 
 def _checked(

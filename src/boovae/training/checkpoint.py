@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,38 +18,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from boovae.errors import InputError, RunError
+from boovae.errors import InputError
+from boovae.files import write_file
 
 FORMAT = 1
 KEPT = 2
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file so that it is whole or not there, whatever happens."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror}; what was written before is intact") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
     """Write the next checkpoint into `folder` and remove all but the last two."""
-    folder.mkdir(parents=True, exist_ok=True)
     numbers = _numbers(folder)
     number = numbers[-1] + 1 if numbers else 0
     content = save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})

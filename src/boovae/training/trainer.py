@@ -77,7 +77,7 @@ class Trainer:
         self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up for good
         self.control: Control | None = None  # of the task in training
         self.epoch = self.block = 0
-        self.steps_taken = 0
+        self.task_steps = 0
         self._resume: Callable[[], None] | None = None
 
     def build(self) -> VAE:
@@ -123,7 +123,7 @@ class Trainer:
             resumed = self.control is not None
             if not resumed:
                 observer.event(_task_start(self.tasks_done, task))
-                self.epoch = self.block = 0
+                self.epoch = self.block = self.task_steps = 0
             self._begin(images)
             while self.epoch < self.settings.epochs and self._control.active.any():
                 self._train_epoch(images, observer)
@@ -177,7 +177,7 @@ class Trainer:
             observer.block(self)
             engine.run_block(part, self.generators.draw_all(draws, *key, block, steps=part.shape[1]))
             self.block = block + 1
-            self.steps_taken += part.shape[1]
+            self.task_steps += part.shape[1]
 
     def _end_epoch(self, images: TaskImages, observer: Observer) -> None:
         settings, control = self.settings, self._control
@@ -276,7 +276,7 @@ class Trainer:
         record: dict[str, Any] = {
             "sizes": self.sizes,
             "frozen": self.frozen.tolist(),
-            "steps_taken": self.steps_taken,
+            "task_steps": self.task_steps,
             "in_task": self.control is not None,
         }
         if self.control is not None:
@@ -292,7 +292,7 @@ class Trainer:
         """Take back what `state` returned; `learn` then goes on with the task it was in."""
         self.sizes = list(record["sizes"])
         self.frozen = np.array(record["frozen"], dtype=bool)
-        self.steps_taken = record["steps_taken"]
+        self.task_steps = record["task_steps"]
         self.method.see(len(self.sizes))
         self.method.load_memory({name: tensor.to(self.device) for name, tensor in _part(tensors, "memory").items()})
         self.replicas.initialise()  # with the capacities of the tasks seen

@@ -1,0 +1,68 @@
+"""A run's numbers as one CSV: every seed, task and metric, with the command, the commit and the device on top."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from boovae.errors import InputError
+from boovae.files import write_file
+
+COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
+
+
+def write_csv(run: Path, out: Path) -> Path:
+    """Write all evaluations of a run folder to `out`; lines that start with # say how they were made."""
+    try:
+        environment = json.loads((run / "environment.json").read_text())
+        events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{run} is no readable run folder: {error}") from error
+    seeds = [event["seeds"] for event in events if event["event"] == "run"][0]
+    evaluations = [event for event in events if event["event"] == "evaluation"]
+    head = {**environment, "seeds": " ".join(map(str, seeds)), "seconds": _seconds(run)}
+    text = io.StringIO()
+    text.writelines(f"# {name}: {value}\n" for name, value in head.items())
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for event in evaluations:
+        writer.writerows(_rows(event, seeds))
+    write_file(out, text.getvalue().encode())
+    return out
+
+
+def _rows(event: dict[str, Any], seeds: list[int]) -> Iterator[tuple[Any, ...]]:
+    """Yield the numbers of one evaluation; a number about all tasks has no task."""
+    whole = {
+        "nll": event.get("nll", {}).get("pooled"),
+        "diversity": event.get("diversity", {}).get("table"),
+        "diversity_uniform": event.get("diversity", {}).get("uniform"),
+        "diversity_bernoulli": event.get("diversity", {}).get("bernoulli"),
+        "frechet_classifier": event.get("frechet", {}).get("pooled"),
+    }
+    for metric, values in whole.items():
+        for seed, value in zip(seeds, values or (), strict=False):
+            yield event["seen"], metric, "", seed, value
+    per_task = {
+        "nll": event.get("nll", {}).get("per_task", []),
+        "nll_own": event.get("nll", {}).get("own", []),
+        "effective_samples": event.get("nll", {}).get("effective_samples", []),
+        "forgetting": event.get("forgetting", {}).get("own", []),
+    }
+    for metric, tasks in per_task.items():
+        for task, values in enumerate(tasks):
+            for seed, value in zip(seeds, values, strict=True):
+                yield event["seen"], metric, task, seed, value
+    yield event["seen"], "memory_bytes", "", "", event["ledger"]["memory_bytes"]
+
+
+def _seconds(run: Path) -> str:
+    """Return what training and evaluation took, all replicas together."""
+    path = run / "timing.jsonl"
+    times = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    sums = {key: sum(time[f"{key}_seconds"] for time in times) for key in ("train", "evaluate")}
+    return ", ".join(f"{key} {value:.1f}" for key, value in sums.items())
