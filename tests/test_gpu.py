@@ -1,0 +1,98 @@
+"""What a CUDA device must keep of the promises; `make test-gpu` runs these."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import boovae.run
+from boovae.config import Settings
+from boovae.data import Stream
+from boovae.metrics.likelihood import log_likelihood
+from boovae.run import Run, train
+from boovae.training.trainer import Event, Trainer
+from conftest import Recorder, same, tiny
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+
+
+def trained_on_gpu(settings: Settings, stream: Stream, compiled: bool, recorder: Recorder | None = None) -> Trainer:
+    trainer = Trainer(settings, stream.shape, device="cuda", compile=compiled)
+    for task in stream[: settings.tasks]:
+        trainer.learn(task, recorder or Recorder())
+    return trainer
+
+
+@compiled
+def test_the_same_run_twice_is_the_same_on_a_gpu(compiled: bool, digits: Stream) -> None:
+    assert same(*(trained_on_gpu(tiny(), digits, compiled) for _ in range(2)))
+
+
+@compiled
+def test_replicas_are_isolated_on_a_gpu(compiled: bool, digits: Stream) -> None:
+    class Saboteur(Recorder):
+        def epoch(self, trainer: Trainer, event: Event) -> None:
+            for tensor in trainer.replicas.parameters.values():
+                tensor[1] = math.nan
+
+    hurt = trained_on_gpu(tiny(epochs=6), digits, compiled, Saboteur())
+    assert same(hurt, trained_on_gpu(tiny(epochs=6), digits, compiled), replica=0)
+    assert hurt.frozen.tolist() == [False, True]
+
+
+def test_captured_training_learns_as_well_as_the_cpu(digits: Stream) -> None:
+    """Other kernels and other random numbers, the same quality."""
+    settings = tiny(epochs=60, tasks=1, replicas=4)
+    on_gpu = trained_on_gpu(settings, digits, compiled=True)
+    on_cpu = Trainer(settings, digits.shape)
+    on_cpu.learn(digits[0], Recorder())
+    images = digits[0].test.images
+    gpu = log_likelihood(on_gpu.replicas, images.cuda(), 500).log_prob.mean().item()
+    cpu = log_likelihood(on_cpu.replicas, images, 500).log_prob.mean().item()
+    assert gpu == pytest.approx(cpu, abs=0.5)
+
+
+def test_compiled_likelihood_agrees_with_the_plain_one_on_the_cpu(digits: Stream) -> None:
+    trainer = trained_on_gpu(tiny(tasks=1), digits, compiled=False)
+    images = digits[0].test.images.cuda()
+    fast = log_likelihood(trainer.replicas, images, 2000, compile=True).log_prob
+    plain = log_likelihood(trainer.replicas, images, 2000).log_prob
+    torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-4)
+
+
+class Killed(BaseException):
+    """Stands for a process that dies without a word."""
+
+
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_resume_is_exact_on_a_gpu(
+    compile: str, digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny(batch_size=2)
+    options = {"metrics": ("nll",), "device": "cuda", "compile": compile}
+    train(settings, digits, tmp_path / "whole", **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(boovae.run, "CHECKPOINT_SECONDS", 0.0)
+    checkpointing, left = Run.block, 7
+
+    def block(run: Run, trainer: Trainer) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+        checkpointing(run, trainer)
+
+    monkeypatch.setattr(Run, "block", block)
+    kills = 0
+    while True:
+        try:
+            train(settings, digits, tmp_path / "killed", **options)  # type: ignore[arg-type]
+            break
+        except Killed:
+            kills, left = kills + 1, 6 + kills
+    assert kills >= 2
+    whole, killed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "killed"))
+    assert whole.read_bytes() == killed.read_bytes()
