@@ -15,7 +15,7 @@ from boovae.config import Settings, resolve
 from boovae.data import Stream, load_stream
 from boovae.training.trainer import Event, Trainer
 
-TINY = {
+TINY: dict[str, Any] = {
     "net": "mlp:16",
     "latent_dim": 4,
     "limit": 24,
@@ -33,6 +33,7 @@ TINY = {
 def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the user's cache out of the tests; tiny tensors run faster on one thread."""
     os.environ["BOOVAE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the commands that tests start
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import struct
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from boovae.errors import InputError, RunError
-from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint, write_file
+from boovae.files import write_file
+from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 
 RECORD: dict[str, Any] = {"sizes": [10, 20], "frozen": [False, True], "epoch": 7, "text": "Prüfung ü", "none": None}
 
@@ -209,6 +211,19 @@ def test_another_format_is_refused_and_both_versions_are_named(tmp_path: Path) -
         load_checkpoint(tmp_path)
 
 
+def test_a_foreign_checkpoint_with_numbers_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
+    # Whole by its checksum and valid by the format, yet of a type that torch cannot hold.
+    header = json.dumps({"weight": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + b"\0"
+    save_series(tmp_path, 1)
+    path = newest(tmp_path, "json")
+    head = json.loads(path.read_bytes())
+    newest(tmp_path, "safetensors").write_bytes(content)
+    path.write_text(json.dumps({**head, "checksum": hashlib.blake2b(content).hexdigest()}))
+    with pytest.raises(InputError, match="no checkpoint"):
+        load_checkpoint(tmp_path)
+
+
 def test_saving_goes_on_after_a_damaged_one(tmp_path: Path) -> None:
     save_series(tmp_path, 2)
     truncate(newest(tmp_path, "json"))
@@ -266,8 +281,13 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("place", ["missing/file", "occupied/file"])
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
+def test_write_file_makes_the_folder(tmp_path: Path) -> None:
+    write_file(tmp_path / "a" / "b" / "file", b"new")
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"new"
+
+
+def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "occupied").write_text("a file, not a folder")
     with pytest.raises(RunError, match="cannot write"):
-        write_file(tmp_path / place, b"new")
+        write_file(tmp_path / "occupied" / "file", b"new")
+    assert (tmp_path / "occupied").read_text() == "a file, not a folder"

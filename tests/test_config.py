@@ -19,17 +19,18 @@ from boovae.errors import InputError
 positive = st.integers(1, 10**12)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
+PRINTABLE = st.text().filter(str.isprintable)
 ANY_SETTINGS = st.builds(
     Settings,
-    dataset=st.text(),
-    method=st.text(),
+    dataset=PRINTABLE,
+    method=PRINTABLE,
     tasks=st.none() | positive,
     classes_per_task=positive,
     class_order=st.none() | st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5).map(tuple),
     limit=st.none() | positive,
     binarize=st.sampled_from(["none", "dynamic", "threshold"]),
     data_seed=st.integers(0, 2**70),
-    net=st.text(),
+    net=PRINTABLE,
     latent_dim=positive,
     likelihood=st.sampled_from(["bernoulli", "normal", "logistic"]),
     log_variance_range=st.tuples(finite, finite).filter(lambda pair: pair[0] < pair[1]),
@@ -61,10 +62,16 @@ def test_settings_survive_toml(settings: Settings) -> None:
 
 
 def test_settings_survive_a_file(tmp_path: Path) -> None:
-    settings = Settings(dataset='folder:C:\\a "b"\n\t\x7fü', class_order=(3, 1, 2), tasks=2, learning_rate=1e-7)
+    settings = Settings(dataset='folder:C:\\a "b" ü', class_order=(3, 1, 2), tasks=2, learning_rate=1e-7)
     path = tmp_path / "config.toml"
     path.write_text(to_toml(settings), encoding="utf-8")
     assert resolve({}, path) == settings
+
+
+@pytest.mark.parametrize("name", ["folder:a\nb", "folder:\x7f", "folder:\udcff"])
+def test_names_that_no_terminal_can_show_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="--dataset is .* printable"):
+        Settings(dataset=name)
 
 
 def test_numbers_come_back_with_the_type_of_their_setting() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal, kl_divergence
+from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal, kl_divergence
 
 from boovae.distributions import DiagonalMixture, DiagonalNormal, StandardNormal
 
@@ -21,7 +21,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
-def reference(mean: Tensor, log_variance: Tensor) -> Independent:
+def reference(mean: Tensor, log_variance: Tensor) -> Distribution:
     return Independent(Normal(mean, (0.5 * log_variance).exp()), 1)
 
 

@@ -29,7 +29,8 @@ def trained_on_gpu(settings: Settings, stream: Stream, compiled: bool, recorder:
 
 @compiled
 def test_the_same_run_twice_is_the_same_on_a_gpu(compiled: bool, digits: Stream) -> None:
-    assert same(*(trained_on_gpu(tiny(), digits, compiled) for _ in range(2)))
+    one, other = (trained_on_gpu(tiny(), digits, compiled) for _ in range(2))
+    assert same(one, other)
 
 
 @compiled

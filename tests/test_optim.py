@@ -127,7 +127,7 @@ def test_plateau_rule_lowers_the_rate_of_the_late_replica_only() -> None:
 
 
 def test_losses_below_zero_improve_when_they_fall() -> None:
-    # Log-densities of colour images can be positive; torch's relative threshold would call these steps back improvements.
+    # Colour images can have positive log-densities; torch's relative threshold would take steps back for progress.
     control = Control(np.array([0.1, 0.1]))
     for epoch in range(8):
         control.plateau(np.array([-100.0 + 1e-3 * epoch, -100.0 - epoch]), patience=2)

@@ -15,7 +15,12 @@ NORMAL, UNIFORM = Draw("normal", (50, 4)), Draw("uniform", (50, 4))
 
 def test_seeds_differ_by_every_part_of_the_key() -> None:
     key = (3, 1, 7, 2, "latent")
-    changed = [(4, 1, 7, 2, "latent"), (3, 2, 7, 2, "latent"), (3, 1, 8, 2, "latent"), (3, 1, 7, 3, "latent")]
+    changed: list[tuple[int | str, ...]] = [
+        (4, 1, 7, 2, "latent"),
+        (3, 2, 7, 2, "latent"),
+        (3, 1, 8, 2, "latent"),
+        (3, 1, 7, 3, "latent"),
+    ]
     changed += [(3, 1, 7, 2, "pixels"), (1, 3, 7, 2, "latent"), (3, 17, 2, "latent"), (3, 1, 7, "2", "latent")]
     seeds = [seed_for(*one) for one in (key, *changed)]
     assert len(set(seeds)) == len(seeds)

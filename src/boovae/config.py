@@ -5,6 +5,7 @@ Who wins: a flag, then the file given by `--config`, then the preset, then the d
 
 from __future__ import annotations
 
+import functools
 import math
 import tomllib
 from collections.abc import Mapping
@@ -74,6 +75,9 @@ class Settings:
     """Generated images for diversity and Fréchet distance."""
 
     def __post_init__(self) -> None:
+        for item in fields(Settings):
+            if getattr(self, item.name) is not None:
+                _typed(item.name, getattr(self, item.name))
         for name in ("replicas", "epochs", "batch_size", "latent_dim", "components", "samples", "generated"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         for name in ("plateau_patience", "early_stop", "classes_per_task"):
@@ -91,7 +95,8 @@ class Settings:
             "a number above 0, for example 5e-4",
         )
         low, high = self.log_variance_range
-        _require(low < high, "log_variance_range", self.log_variance_range, "a lower and a higher number")
+        good = math.isfinite(low) and math.isfinite(high) and low < high
+        _require(good, "log_variance_range", self.log_variance_range, "a lower and a higher number")
         for name, allowed in _choices().items():
             if getattr(self, name) not in allowed:
                 raise unknown_name(f"value for {flag(name)}", str(getattr(self, name)), allowed)
@@ -112,9 +117,14 @@ def _require(good: bool, name: str, value: object, wanted: str) -> None:
         raise InputError(f"{flag(name)} is {value}; it must be {wanted}")
 
 
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Settings)
+
+
+@functools.cache
 def _choices() -> dict[str, tuple[str, ...]]:
-    hints = get_type_hints(Settings)
-    return {name: get_args(hint) for name, hint in hints.items() if str(hint).startswith("typing.Literal")}
+    return {name: get_args(hint) for name, hint in _hints().items() if str(hint).startswith("typing.Literal")}
 
 
 #: What the paper's optimisation table fixes per dataset (spec 4.2 and 4.3), and a small model for the embedded digits.
@@ -148,7 +158,7 @@ def resolve(given: Mapping[str, Any], file: Path | None = None) -> Settings:
     250
     """
     from_file = read_toml(file) if file else {}
-    named = {**from_file, **given}
+    named = {**from_file, **{name: value for name, value in given.items() if value is not None}}
     recipe = RECIPES.get(str(named.get("dataset", Settings.dataset)), {})
     return from_mapping({**recipe, **named})
 
@@ -166,7 +176,7 @@ def from_mapping(values: Mapping[str, Any]) -> Settings:
 def _typed(name: str, value: Any) -> Any:
     """Return the value as the type its setting has; TOML has lists where we have tuples, and 1 for 1.0."""
     default = getattr(Settings, name)
-    hint = str(get_type_hints(Settings)[name])
+    hint = str(_hints()[name])
     if hint.startswith("tuple") or "tuple[" in hint:
         element = float if "float" in hint else int
         if not isinstance(value, (list, tuple)) or not all(_is(element, item) for item in value):
@@ -178,6 +188,10 @@ def _typed(name: str, value: Any) -> Any:
     wanted = int if "int" in hint else float if "float" in hint else str
     if not _is(wanted, value):
         raise InputError(f"{flag(name)} is {value!r}; it must be a value of type {wanted.__name__}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise InputError(f"{flag(name)} is too large; it must fit into 64 bits")
+    if isinstance(value, str) and not value.isprintable():
+        raise InputError(f"{flag(name)} is {value!r}; use a name or path of printable characters")
     return wanted(value)
 
 
@@ -208,13 +222,7 @@ def to_toml(settings: Settings) -> str:
 
 def _toml(value: object) -> str:
     if isinstance(value, str):
-        return '"' + "".join(_escaped(letter) for letter in value) + '"'
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)
-
-
-def _escaped(letter: str) -> str:
-    if letter in '"\\':
-        return "\\" + letter
-    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"

@@ -27,7 +27,7 @@ class DiagonalNormal(NamedTuple):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Return log N(z; mean, variance) summed over the last axis."""
-        squares = (z - self.mean).square() * (-self.log_variance).exp()
+        squares = ((z - self.mean) * (-0.5 * self.log_variance).exp()).square()
         return -0.5 * (squares + self.log_variance + LOG_TWO_PI).sum(-1)
 
     def kl_to_standard(self) -> Tensor:
@@ -63,13 +63,13 @@ class DiagonalMixture(NamedTuple):
         """Return the log-density at z (..., L), by logsumexp over the components."""
         # The difference form keeps full precision in float32 (and under TF32), where the expanded quadratic
         # loses tenths of a nat; compiled, it is one fused reduction and never stores (..., C, L).
-        squares = (z.unsqueeze(-2) - self.mean).square() * (-self.log_variance).exp()
+        squares = ((z.unsqueeze(-2) - self.mean) * (-0.5 * self.log_variance).exp()).square()
         exponents = -0.5 * (squares + self.log_variance + LOG_TWO_PI).sum(-1)
         return torch.logsumexp(self.log_weights + exponents, -1)
 
     def sample(self, uniform: Tensor, normal: Tensor) -> Tensor:
         """Return latents (n, L): `uniform` (n,) chooses the component, `normal` (n, L) the place in it."""
         cumulative = self.log_weights.softmax(-1).cumsum(-1)
-        # The last comparison is left out: rounding of the sum must not choose a component past the end.
-        chosen = (uniform.unsqueeze(-1) > cumulative[:-1]).sum(-1)
+        # Scaled by the rounded sum and with >=, neither 0 nor almost 1 can choose a component without weight.
+        chosen = (uniform.unsqueeze(-1) * cumulative[-1] >= cumulative[:-1]).sum(-1)
         return DiagonalNormal(self.mean[chosen], self.log_variance[chosen]).rsample(normal)

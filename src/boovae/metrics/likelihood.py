@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from boovae.distributions import LOG_TWO_PI, DiagonalNormal
+from boovae.errors import InputError
 from boovae.training.randomness import seed_for
 from boovae.training.replicas import Replicas
 from boovae.vae import VAE
@@ -56,6 +57,8 @@ def log_likelihood(
     image.
     """
     chunk = IMAGE_CHUNK if compile else min(IMAGE_CHUNK, len(images))  # compiled code wants one shape
+    if not len(images):
+        raise InputError("images is empty: there is nothing to score")
     model = replicas.model
     row = images.shape[1] + model.prior.components * model.latent_dim  # floats that one sample of one image takes
     per_chunk = max(1, min(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row)))

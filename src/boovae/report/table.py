@@ -22,7 +22,7 @@ def write_csv(run: Path, out: Path) -> Path:
         events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError) as error:
         raise InputError(f"{run} is no readable run folder: {error}") from error
-    seeds = [event["seeds"] for event in events if event["event"] == "run"][0]
+    seeds = next(event["seeds"] for event in events if event["event"] == "run")
     evaluations = [event for event in events if event["event"] == "evaluation"]
     head = {**environment, "seeds": " ".join(map(str, seeds)), "seconds": _seconds(run)}
     text = io.StringIO()

@@ -30,12 +30,17 @@ def save_checkpoint(folder: Path, tensors: dict[str, Tensor], record: dict[str, 
     numbers = _numbers(folder)
     number = numbers[-1] + 1 if numbers else 0
     content = save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
-    head = {"format": FORMAT, "checksum": hashlib.blake2b(content).hexdigest(), "record": record}
+    head = {"format": FORMAT, "checksum": _checksum(content, record), "record": record}
     write_file(folder / f"{number}.safetensors", content)
     write_file(folder / f"{number}.json", json.dumps(head, indent=1).encode())
-    for old in numbers[: max(0, len(numbers) + 1 - KEPT)]:
-        for suffix in ("json", "safetensors"):
-            (folder / f"{old}.{suffix}").unlink(missing_ok=True)
+    kept = [*numbers, number][-KEPT:]
+    for path in folder.iterdir():  # also what a killed process left behind
+        if path.suffix == ".tmp" or (path.stem.isdigit() and int(path.stem) not in kept):
+            path.unlink(missing_ok=True)
+
+
+def _checksum(content: bytes, record: dict[str, Any]) -> str:
+    return hashlib.blake2b(content + json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def load_checkpoint(
@@ -77,8 +82,8 @@ def _read(folder: Path, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]
     path = folder / f"{number}.safetensors"
     try:
         content = path.read_bytes()
-        if hashlib.blake2b(content).hexdigest() != checksum:
-            raise _DamagedError(f"{path} does not have the checksum that {number}.json names")
+        if _checksum(content, record) != checksum:
+            raise _DamagedError(f"{path} and {number}.json do not have the checksum that was written")
         return load(content), record
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
         raise _DamagedError(f"{path} is damaged ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
@@ -31,8 +32,9 @@ def adam_step(
     `rate` and `steps` (steps done, this one included) have the leading axes that the parameters share: (R,) for stacked
     replicas, () for one. Bias correction is folded into rate and epsilon.
     """
-    root = (1 - BETA2**steps).sqrt()
-    scaled_rate, scaled_epsilon = rate * root / (1 - BETA1**steps), EPSILON * root
+    correction1, correction2 = (-torch.expm1(steps * math.log(beta)) for beta in (BETA1, BETA2))  # 1 − β^steps, exactly
+    root = correction2.sqrt()
+    scaled_rate, scaled_epsilon = rate * root / correction1, EPSILON * root
     for parameter, gradient, mean, square in zip(parameters, gradients, first, second, strict=True):
         axes = (...,) + (None,) * (parameter.dim() - rate.dim())
         mean.lerp_(gradient, 1 - BETA1)

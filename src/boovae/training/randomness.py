@@ -27,7 +27,8 @@ def seed_for(*key: int | str) -> int:
     >>> seed_for(0, "order") == seed_for(0, "order"), seed_for(0, "order") == seed_for(1, "order")
     (True, False)
     """
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    plain = tuple(part if isinstance(part, str) else int(part) for part in key)  # NumPy's integers print otherwise
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

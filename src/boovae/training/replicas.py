@@ -47,7 +47,7 @@ class Replicas:
         models = []
         for seed in self.seeds:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_for(seed, "weights"))
+                torch.default_generator.manual_seed(seed_for(seed, "weights"))
                 models.append(self.build().requires_grad_(False))
         self.parameters, self.buffers = (
             {name: tensor.detach().to(self.device) for name, tensor in tensors.items()}

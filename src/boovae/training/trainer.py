@@ -220,8 +220,9 @@ class Trainer:
             eligible=self.epoch >= min(self.method.first_eligible, settings.epochs - 1),
             counting=self.epoch >= max(settings.kl_warmup, self.method.first_eligible),
         )
-        for name in ("learning_rate", "plateau_best", "plateau_wait", "wait", "active"):
+        for name in ("learning_rate", "plateau_best", "plateau_wait", "best", "best_epoch", "wait", "active"):
             getattr(control, name)[broken] = getattr(kept, name)[broken]
+        improved &= ~broken
         if improved.any():
             mask = torch.from_numpy(improved).to(self.device)
             for name, tensor in self._model_tensors(copy=False).items():
