@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from boovae.config import Settings, resolve
 from boovae.data import Split, Task
 from boovae.metrics.likelihood import log_likelihood
+from boovae.run import source_commit
 from boovae.training.engine import capture
 from boovae.training.trainer import Event, Trainer, matmul_precision
 from boovae.vae import VAE
@@ -82,7 +85,8 @@ def main() -> None:
 def machine(device: torch.device) -> dict[str, Any]:
     """Return what the numbers were measured on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"device": name, **versions, "commit": source_commit(), "command": shlex.join(["python", *sys.argv])}
 
 
 def in_turns(variants: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:

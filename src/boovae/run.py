@@ -358,19 +358,16 @@ def _environment(trainer: Trainer, command: str) -> dict[str, Any]:
         if device.type == "cuda"
         else f"cpu ({torch.get_num_threads()} threads)",
         "compiled": trainer.compile,
-        "commit": _commit(),
+        "commit": source_commit(),
         "command": command or " ".join(sys.argv),
     }
 
 
-def _commit() -> str:
-    """Return the commit of the source, where it is a checkout; BOOVAE_COMMIT names it where only files were copied."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return os.environ.get("BOOVAE_COMMIT", "unknown")
-    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+def source_commit() -> str:
+    """Return the commit of the source: from its checkout, or from BOOVAE_COMMIT where only the files were copied."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip() or os.environ.get("BOOVAE_COMMIT", "unknown")
 
 
 def _watched(run: Run) -> Callable[[float], None]:

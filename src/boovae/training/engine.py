@@ -7,6 +7,7 @@ images and the noise of its step through a counter that lives on the device, so 
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -231,8 +232,13 @@ def capture(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
             function()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        function()
+    gc.collect()
+    gc.disable()  # freeing an old graph while another is recorded breaks both
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            function()
+    finally:
+        gc.enable()
     return graph
 
 
