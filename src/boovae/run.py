@@ -170,11 +170,8 @@ class Run:
         length = 0
         if loaded is not None:
             tensors, record = loaded
-            try:
-                length, self._task_seconds = record["metrics_length"], record["task_seconds"]
-                trainer.load_state(tensors, record)
-            except KeyError as missing:
-                raise InputError(f"the checkpoint in {self.folder} lacks {missing}; start anew (--out)") from missing
+            trainer.load_state(tensors, record)
+            length, self._task_seconds = record["metrics_length"], record["task_seconds"]
         os.truncate(self.folder / "metrics.jsonl", length)
         return loaded is not None
 

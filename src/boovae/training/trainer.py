@@ -291,6 +291,14 @@ class Trainer:
 
     def load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Take back what `state` returned; `learn` then goes on with the task it was in."""
+        try:
+            self._load_state(tensors, record)
+        except KeyError as missing:
+            raise InputError(
+                f"the checkpoint lacks {missing}: it is not whole; start anew in another folder (--out)"
+            ) from missing
+
+    def _load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         self.sizes = list(record["sizes"])
         self.frozen = np.array(record["frozen"], dtype=bool)
         self.task_steps = record["task_steps"]
