@@ -56,7 +56,8 @@ def log_likelihood(
     The effective number of samples (Σw)²/Σw² says how far to trust it: with a handful, the encoder no longer finds the
     image.
     """
-    chunk = IMAGE_CHUNK if compile else min(IMAGE_CHUNK, len(images))  # compiled code wants one shape
+    # A GPU compiles for one shape and fills it up; elsewhere the last chunk is what is left.
+    chunk = IMAGE_CHUNK if compile and images.is_cuda else min(IMAGE_CHUNK, len(images))
     if not len(images):
         raise InputError("images is empty: there is nothing to score")
     model = replicas.model

@@ -80,9 +80,11 @@ class Engine:
         self._weight = torch.full((len(self.replicas), self.batch_size), 1 / self.batch_size, device=train.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._valid_graph: torch.cuda.CUDAGraph | None = None
-        self._order = torch.zeros(len(self.replicas), BLOCK, self.batch_size, dtype=torch.long, device=train.device)
-        self._noise: dict[str, Tensor] = {}
+        self._block: dict[str, Tensor] = {}
         self._position = torch.zeros(1, dtype=torch.long, device=train.device)
+        replicas = self.replicas
+        learned = (replicas.parameters, self.first, self.second, replicas.buffers, self.rate, self.steps)
+        self._rows = [learned] if replicas.stacked else [replica_of(learned, r) for r in range(len(replicas))]
         self.reset_totals()
 
     def reset_optimiser(self, replica: int | None = None) -> None:
@@ -101,44 +103,43 @@ class Engine:
 
     def run_block(self, order: Tensor, noise: dict[str, Tensor]) -> None:
         """Take the steps with images `order` (R, steps, B) and random tensors `noise` {name: (R, steps, ...)}."""
-        steps = order.shape[1]
-        self._fill(order, noise)
-        if self.captures and self._graph is None:
-            self._graph = self._captured(self._step)
-        for _ in range(steps):
-            if self._graph is None:
-                self._step()
-            else:
-                self._graph.replay()
+        block = {"order": order, **noise}
+        if not self.captures:
+            for step in range(order.shape[1]):
+                self._step({name: tensor[:, step] for name, tensor in block.items()})
+            return
+        self._fill(block)
+        if self._graph is None:
+            self._graph = self._captured(self._recorded_step)
+        for _ in range(order.shape[1]):
+            self._graph.replay()
 
-    def _fill(self, order: Tensor, noise: Mapping[str, Tensor]) -> None:
-        """Copy a block's order and noise to where the (possibly recorded) step reads them."""
-        steps = order.shape[1]
+    def _fill(self, block: Mapping[str, Tensor]) -> None:
+        """Copy a block to where the recorded step reads it; a block may be shorter than the room there is."""
         self._position.zero_()
-        self._order[:, :steps] = order
-        for name, tensor in noise.items():
-            if name not in self._noise:
-                shape = (tensor.shape[0], BLOCK, *tensor.shape[2:])
-                self._noise[name] = torch.zeros(shape, device=tensor.device)
-            self._noise[name][:, :steps] = tensor
+        for name, tensor in block.items():
+            if name not in self._block:
+                self._block[name] = tensor.new_zeros(tensor.shape[0], BLOCK, *tensor.shape[2:])
+            self._block[name][:, : tensor.shape[1]] = tensor
 
-    def _step(self) -> None:
-        order = self._order.index_select(1, self._position).squeeze(1)
-        noise = {name: tensor.index_select(1, self._position).squeeze(1) for name, tensor in self._noise.items()}
-        batch = self._batch(_gather(self.train, order), self._weight, noise)
+    def _recorded_step(self) -> None:
+        self._step({name: room.index_select(1, self._position).squeeze(1) for name, room in self._block.items()})
+        self._position.add_(1).remainder_(BLOCK)
+
+    def _step(self, draws: dict[str, Tensor]) -> None:
+        """One step of all replicas; `draws` holds the order (R, B) of the images and the noise {name: (R, ...)}."""
+        noise = {name: tensor for name, tensor in draws.items() if name != "order"}
+        batch = self._batch(_gather(self.train, draws["order"]), self._weight, noise)
         self.steps += 1
-        replicas = self.replicas
-        tensors = (replicas.parameters, self.first, self.second, replicas.buffers, self.rate, self.steps, batch)
-        if replicas.stacked:
-            terms = self._descend(*tensors)
+        if self.replicas.stacked:
+            terms = self._descend(*self._rows[0], batch)
         else:
-            parts = [self._descend(*replica_of(tensors, r)) for r in range(len(replicas))]
+            parts = [self._descend(*row, replica_of(batch, r)) for r, row in enumerate(self._rows)]
             terms = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         for name, term in terms.items():
             if name not in self.totals:
                 self.totals[name] = torch.zeros_like(term)
             self.totals[name] += term
-        self._position.add_(1).remainder_(BLOCK)
 
     def _batch(self, x: Tensor, weight: Tensor, noise: dict[str, Tensor]) -> Batch:
         return {"x": x, "weight": weight, "kl_weight": self.kl_weight, "state": self.state, **noise}
@@ -259,4 +260,4 @@ def _gather(images: Tensor, order: Tensor) -> Tensor:
         first = torch.arange(replicas, device=order.device).unsqueeze(1) * images.shape[1]
         order = order + first
         images = images.flatten(0, 1)
-    return images.index_select(0, order.flatten()).view(replicas, batch, images.shape[-1])
+    return images.index_select(0, order.reshape(-1)).view(replicas, batch, images.shape[-1])
