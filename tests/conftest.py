@@ -26,6 +26,9 @@ TINY: dict[str, Any] = {
     "components": 3,
     "samples": 20,
     "generated": 60,
+    "boo_steps": 3,
+    "boo_until": 2,
+    "distill_latents": 10,
 }
 
 

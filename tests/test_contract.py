@@ -19,7 +19,8 @@ from boovae.run import Run, train
 from boovae.training.trainer import Event, Trainer
 from conftest import Recorder, same, tiny, trained
 
-CASES = [{"method": name} for name in METHODS] + [{"method": "joint", "prior": "vamp"}]
+COMBINED = [{"method": "joint", "prior": "vamp"}, {"method": "boo+distill"}, {"method": "standard+distill"}]
+CASES = [{"method": name} for name in METHODS] + COMBINED
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case.values()))
 
 

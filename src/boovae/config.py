@@ -50,6 +50,23 @@ class Settings:
     components: int = 15
     """Pseudo-inputs per task; `vamp` gets that many for each task seen."""
 
+    boo_steps: int = 100
+    """Boo: gradient steps when the components are fitted."""
+    boo_rate: float = 0.02
+    """Boo: learning rate of the pseudo-inputs."""
+    boo_until: int = 32
+    """Boo: the components are fitted after epochs 1, 2, 4, … up to this one, then stand still."""
+    boo_prune: float = 1e-3
+    """Boo: components with less weight are dropped when a task ends."""
+    distill_weight: float = 0.3
+    """Distill: weight of the old network's answers, times (images before / images now)."""
+    distill_latents: int = 250
+    """Distill: latents of the old prior per step."""
+    distill_decoder: bool = True
+    """Distill: hold the decoder."""
+    distill_encoder: bool = True
+    """Distill: hold the encoder (on images decoded from the old prior)."""
+
     replicas: int = 1
     """How many seeds are trained at once."""
     seed: int = 0
@@ -85,7 +102,9 @@ class Settings:
         for name in ("tasks", "limit"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "a whole number of at least 1, or leave it out")
-        for name in ("kl_warmup", "kl_weight", "seed", "data_seed"):
+        for name in ("distill_latents", "boo_until"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        for name in ("kl_warmup", "kl_weight", "seed", "data_seed", "boo_steps", "boo_rate", "distill_weight"):
             value = getattr(self, name)
             _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
         _require(
@@ -139,6 +158,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "early_stop": 20,
         "samples": 1000,
         "generated": 5000,
+        "boo_steps": 20,
     },
     "mnist": {"net": "mlp:300", "log_variance_range": (-6.0, 2.0)},
     "notmnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0)},
@@ -185,6 +205,10 @@ def _typed(name: str, value: Any) -> Any:
         if isinstance(default, tuple) and len(items) != len(default):
             raise InputError(f"{flag(name)} has {len(items)} numbers; it must have {len(default)}")
         return items
+    if "bool" in hint:
+        if not isinstance(value, bool):
+            raise InputError(f"{flag(name)} is {value!r}; it must be true or false")
+        return value
     wanted = int if "int" in hint else float if "float" in hint else str
     if not _is(wanted, value):
         raise InputError(f"{flag(name)} is {value!r}; it must be a value of type {wanted.__name__}")
@@ -223,6 +247,8 @@ def to_toml(settings: Settings) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from boovae.config import Settings
 from boovae.errors import InputError, unknown_name
 from boovae.methods.base import Combination, Method, TaskImages
+from boovae.methods.boo import Boo
+from boovae.methods.distill import Distill
 from boovae.methods.joint import Joint
 from boovae.methods.standard import Standard
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Standard, Joint)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Standard, Joint, Boo, Distill)}
 
 
 def register(method: type[Method]) -> type[Method]:

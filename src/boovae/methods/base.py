@@ -27,6 +27,13 @@ class TaskImages:
     name: str
     train: Tensor
     valid: Tensor
+    own_images: int
+    sizes_before: tuple[int, ...]
+
+    @property
+    def images_before(self) -> int:
+        """Training images of all earlier tasks."""
+        return sum(self.sizes_before)
 
 
 class Method:

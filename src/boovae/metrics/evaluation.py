@@ -86,15 +86,18 @@ def _nll(
     trainer: Trainer, tasks: Sequence[Task], samples: int, progress: Callable[[float], None] | None
 ) -> dict[str, Any]:
     images = torch.cat([task.test.images for task in tasks]).to(trainer.device)
-    result = log_likelihood(trainer.replicas, images, samples, compile=trainer.compile, progress=progress)
-    nll, effective = -result.log_prob.double().cpu(), result.effective_samples.double().cpu()
     sizes = [len(task.test.images) for task in tasks]
-    per_task = [listed(part.mean(1).numpy()) for part in nll.split(sizes, dim=1)]
+    owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
+    result = log_likelihood(trainer.replicas, images, samples, tasks=owners, compile=trainer.compile, progress=progress)
+
+    def per_task(values: Tensor) -> list[list[float | None]]:
+        return [listed(part.mean(1).numpy()) for part in values.double().cpu().split(sizes, dim=1)]
+
     return {
-        "pooled": listed(nll.mean(1).numpy()),
-        "per_task": per_task,
-        "own": per_task,  # no prior here is divided among tasks
-        "effective_samples": [listed(part.mean(1).numpy()) for part in effective.split(sizes, dim=1)],
+        "pooled": listed(-result.log_prob.double().mean(1).cpu().numpy()),
+        "per_task": per_task(-result.log_prob),
+        "own": per_task(-result.own),
+        "effective_samples": per_task(result.effective_samples),
         "samples": samples,
     }
 

@@ -31,13 +31,16 @@ class LogLikelihood(NamedTuple):
     """Per image and replica, each (R, n)."""
 
     log_prob: Tensor
+    own: Tensor
+    """Under the image's own task's part of the prior; the same as `log_prob` where tasks do not share the prior."""
     effective_samples: Tensor
 
 
 class _Weights(NamedTuple):
-    """log Σ w and log Σ w² of the importance weights of a chunk, each (images,)."""
+    """log Σ w, the same under the own part of the prior, and log Σ w², each (images,)."""
 
     total: Tensor
+    own: Tensor
     squares: Tensor
 
 
@@ -47,11 +50,14 @@ def log_likelihood(
     images: Tensor,
     samples: int,
     *,
+    tasks: Tensor | None = None,
     seed: int = 0,
     compile: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
+
+    `tasks` (n,) says which task each image belongs to; without it the own part of the prior is the whole prior.
 
     The effective number of samples (Σw)²/Σw² says how far to trust it: with a handful, the encoder no longer finds the
     image.
@@ -72,59 +78,70 @@ def log_likelihood(
         parts = []
         for start in range(0, len(images), chunk):
             x = images[start : start + chunk]
-            padded = torch.nn.functional.pad(x, (0, 0, 0, chunk - len(x)))
-            weights = _stream(replicas, tensors, padded, noise, per_chunk, weigh)
+            rest = chunk - len(x)
+            padded = torch.nn.functional.pad(x, (0, 0, 0, rest))
+            owners = None
+            if tasks is not None and model.prior.shares_mass:
+                owners = torch.nn.functional.pad(tasks[start : start + chunk], (0, rest))
+            weights = _stream(replicas, tensors, padded, owners, noise, per_chunk, weigh)
             parts.append(torch.stack(weights)[:, : len(x)])
             if progress is not None:
                 progress((r + (start + len(x)) / len(images)) / len(replicas))
         results.append(torch.cat(parts, dim=1))
-    total, squares = torch.stack(results, dim=1)
-    return LogLikelihood(total - math.log(samples), (2 * total - squares).exp())
+    total, own, squares = torch.stack(results, dim=1)
+    return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp())
 
 
 def _stream(
     replicas: Replicas,
     tensors: dict[str, Tensor],
     x: Tensor,
+    owners: Tensor | None,
     noise: Tensor,
     per_chunk: int,
-    weigh: Callable[..., tuple[Tensor, Tensor]],
+    weigh: Callable[..., tuple[Tensor, Tensor, Tensor]],
 ) -> _Weights:
     """Add up the importance weights of the images x (n, D) over all noise (S, L)."""
     posterior: DiagonalNormal = replicas.call(tensors, VAE.posterior, x)
-    total = squares = torch.full(x.shape[:1], -math.inf, device=x.device)
+    sums = [torch.full(x.shape[:1], -math.inf, device=x.device)] * 3
     for part in noise.split(per_chunk):
-        one, two = weigh(replicas, tensors, x, *posterior, part)
-        total, squares = torch.logaddexp(total, one), torch.logaddexp(squares, two)
-    return _Weights(total, squares)
+        sums = [
+            torch.logaddexp(*pair)
+            for pair in zip(sums, weigh(replicas, tensors, x, owners, *posterior, part), strict=True)
+        ]
+    return _Weights(*sums)
 
 
 def _weigh(
     replicas: Replicas,
     tensors: dict[str, Tensor],
     x: Tensor,
+    owners: Tensor | None,
     mean: Tensor,
     log_variance: Tensor,
     noise: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return log Σ w and log Σ w² over noise (s, L) for images x (n, D) with posteriors (n, L)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-sums of `_Weights` over noise (s, L) for images x (n, D) with posteriors (n, L)."""
 
-    def log_weights(model: VAE) -> Tensor:
+    def log_weights(model: VAE) -> tuple[Tensor, Tensor]:
         z = mean.unsqueeze(1) + noise * (0.5 * log_variance).exp().unsqueeze(1)  # (n, s, L)
         output = model.likelihood.bounded(model.decode(z))
-        log_p = model.likelihood.log_prob(output, x.unsqueeze(1)) + model.prior.forward(model.posterior).log_prob(z)
         log_q = -0.5 * ((noise.square() + LOG_TWO_PI).sum(-1) + log_variance.sum(-1, keepdim=True))
-        return log_p - log_q
+        rest = model.likelihood.log_prob(output, x.unsqueeze(1)) - log_q
+        whole = rest + model.prior.forward(model.posterior).log_prob(z)
+        if owners is None:
+            return whole, whole
+        return whole, rest + model.prior.own(model.posterior, owners).log_prob(z)
 
-    weights: Tensor = replicas.call(tensors, log_weights)
-    return torch.logsumexp(weights, 1), torch.logsumexp(2 * weights, 1)
+    whole, own = replicas.call(tensors, log_weights)
+    return torch.logsumexp(whole, 1), torch.logsumexp(own, 1), torch.logsumexp(2 * whole, 1)
 
 
-def _compiled_weigh() -> Callable[..., tuple[Tensor, Tensor]]:
+def _compiled_weigh() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     global _compiled
     if _compiled is None:
         _compiled = torch.compile(_weigh, dynamic=False)
     return _compiled
 
 
-_compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
+_compiled: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None

@@ -38,6 +38,14 @@ class Prior(nn.Module, ABC):
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:
         """Return the distribution; with `task`, only that task's own part of it, normalised."""
 
+    def before(self, encoder: Encoder) -> Density:
+        """Return the prior of the tasks before the current one."""
+        return self.forward(encoder)
+
+    def own(self, encoder: Encoder, tasks: Tensor) -> Density:
+        """Return, for images of `tasks` (n,), each one's own part of the prior; scores latents (n, s, L)."""
+        return self.forward(encoder)
+
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
         """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one."""
         return posterior.log_prob(z) - self.forward(encoder).log_prob(z)

@@ -47,7 +47,7 @@ class Engine:
         if compile:
             # A growing prior changes shapes once per task; beyond the limit torch would silently stop compiling.
             torch._dynamo.config.recompile_limit = 256
-            self._descend = torch.compile(self._descend, dynamic=False)
+            self._descend = torch.compile(self._descend)
 
     def _make_moments(self) -> None:
         self.first, self.second = (

@@ -56,6 +56,15 @@ class Replicas:
         self.model = models[0].to(self.device)  # a template: its own weights are never used
         self._call = _Call(self.model)
 
+    def rebuild(self) -> None:
+        """Make room for what the model needs now: the parameters stay, the buffers are fresh."""
+        with torch.random.fork_rng(devices=[]):
+            self.model = self.build().requires_grad_(False).to(self.device)
+        self.buffers = {
+            name: torch.stack([buffer] * len(self)).contiguous() for name, buffer in self.model.named_buffers()
+        }
+        self._call = _Call(self.model)
+
     def __len__(self) -> int:
         return len(self.seeds)
 

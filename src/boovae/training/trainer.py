@@ -135,7 +135,7 @@ class Trainer:
         train, valid = (split.images.to(self.device) for split in (task.train, task.valid))
         self._own_images = len(train)
         self.method.see(index + 1)
-        return self.method.images(TaskImages(index, task.name, train, valid))
+        return self.method.images(TaskImages(index, task.name, train, valid, len(train), tuple(self.sizes)))
 
     def _begin(self, images: TaskImages) -> None:
         """Prepare a task, or take it up again where a checkpoint left it."""

@@ -1,0 +1,83 @@
+"""`distill`: memory in function space.
+
+While a task is learned a frozen copy of the network before it (the teacher) is kept; nothing more is stored between
+tasks. At fresh latents z of the previous prior the decoder is held to the teacher's decoder, and at the teacher's
+images of these latents the encoder to the teacher's encoder:
+
+    λ_t · E_z[ KL_sym(p(x | z), p_old(x | z)) + KL_sym(q(· | x̃), q_old(· | x̃)) ],  x̃ = mean of p_old(x | z).
+
+The encoder's half feeds images decoded from the prior through the network: pseudo-rehearsal, without any stored or
+generated dataset. Each half is a switch. Near relatives: Lifelong Generative Modeling (Ramapuram et al., 2020) for the
+encoder, Generative Distillation (Masip et al., 2024) for distilling outputs instead of training on samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.distributions import DiagonalNormal
+from boovae.methods.base import Method, TaskImages
+from boovae.training.engine import Batch
+from boovae.training.randomness import Draw
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+
+class Distill(Method):
+    """Holds decoder and encoder to what they were, on latents of the previous prior."""
+
+    name = "distill"
+    summary = "holds the network to its frozen predecessor on latents of the old prior; combine: boo+distill"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._teacher: dict[str, Tensor] = {}
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Freeze the network as it is."""
+        self._replicas = replicas
+        if self.tasks_seen > 1:
+            self._teacher = {name: tensor.clone() for name, tensor in replicas.parameters.items()}
+            self._teacher["weight"] = torch.full((len(replicas),), self.settings.distill_weight, device=replicas.device)
+            self._teacher["weight"] *= task.images_before / task.own_images
+
+    def draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return what chooses the latents."""
+        if self.tasks_seen < 2:
+            return {}
+        count, latent_dim = self.settings.distill_latents, self.settings.latent_dim
+        return {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, latent_dim))}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the teacher."""
+        return self._teacher
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return the two divergences at fresh latents of the old prior."""
+        teacher = dict(batch["state"])
+        if not teacher:
+            return {}
+        weight = teacher.pop("weight")
+        z = model.prior.before(model.posterior).sample(batch["uniform"], batch["normal"])
+        old: tuple[Tensor, Tensor, DiagonalNormal] = self._replicas.call(
+            {**teacher, **dict(model.named_buffers())}, _answers, z
+        )
+        output, images, posterior = old
+        terms = {}
+        if self.settings.distill_decoder:
+            terms["decoder"] = weight * model.likelihood.divergence(model.decode(z), output).mean()
+        if self.settings.distill_encoder:
+            terms["encoder"] = weight * model.posterior(images).symmetric_kl(posterior).mean()
+        return terms
+
+
+@torch.no_grad()
+def _answers(teacher: Any, z: Tensor) -> tuple[Tensor, Tensor, DiagonalNormal]:
+    """Return what the teacher makes of latents z (M, L): output, mean images, and how it encodes them."""
+    output = teacher.decode(z)
+    images = teacher.likelihood.mean(output)
+    return output, images, teacher.posterior(images)
