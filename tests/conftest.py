@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import boovae.run
 from boovae.config import Settings, resolve
 from boovae.data import Stream, load_stream
+from boovae.run import Run, train
 from boovae.training.trainer import Event, Trainer
 
 TINY: dict[str, Any] = {
@@ -92,3 +94,36 @@ def same(one: Trainer, other: Trainer, replica: int | None = None) -> bool:
     chosen = slice(None) if replica is None else replica
     tensors = one.replicas.tensors(), other.replicas.tensors()
     return all(torch.equal(tensor[chosen], tensors[1][name][chosen]) for name, tensor in tensors[0].items())
+
+
+class Killed(BaseException):
+    """Stands for a process that dies without a word."""
+
+
+def train_with_kills(
+    settings: Settings,
+    stream: Stream,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lives: Iterator[int],
+    **options: Any,
+) -> int:
+    """Train to the end although the process dies, again and again after so many blocks; return how often it died."""
+    monkeypatch.setattr(boovae.run, "CHECKPOINT_SECONDS", 0.0)
+    checkpointing, kills = Run.block, 0
+    while True:
+        left = next(lives)
+
+        def block(run: Run, trainer: Trainer) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            checkpointing(run, trainer)
+
+        monkeypatch.setattr(Run, "block", block)
+        try:
+            train(settings, stream, folder, **options)
+            return kills
+        except Killed:
+            kills += 1

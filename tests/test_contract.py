@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import boovae.run
 from boovae.data import Split, Stream, Task
 from boovae.distributions import DiagonalNormal
 from boovae.methods import METHODS, Method, TaskImages, make_method, register
-from boovae.run import Run, train
+from boovae.run import train
 from boovae.training.trainer import Event, Trainer
-from conftest import Recorder, same, tiny, trained
+from conftest import Recorder, same, tiny, train_with_kills, trained
 
 COMBINED = [{"method": "joint", "prior": "vamp"}, {"method": "boo+distill"}, {"method": "standard+distill"}]
 CASES = [{"method": name} for name in METHODS] + COMBINED
@@ -127,10 +127,6 @@ def test_replicas_do_not_touch_each_other(digits: Stream, monkeypatch: pytest.Mo
     assert not same(plain, spoiled, replica=1)
 
 
-class Killed(BaseException):
-    """Stands for a process that dies without a word."""
-
-
 @every_method
 @pytest.mark.parametrize("seed", range(3))
 def test_resume_is_exact(
@@ -139,28 +135,9 @@ def test_resume_is_exact(
     """Killed every few blocks, at other places in each try, a run still ends with the same bytes."""
     settings = tiny(**case, batch_size=1 + seed)  # small batches: several blocks in an epoch
     train(settings, digits, tmp_path / "whole", metrics=("nll",))
-    monkeypatch.setattr(boovae.run, "CHECKPOINT_SECONDS", 0.0)
-    generator = torch.Generator().manual_seed(seed)
-    checkpointing = Run.block
-    left = 0
-
-    def block(run: Run, trainer: Trainer) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-        checkpointing(run, trainer)
-
-    monkeypatch.setattr(Run, "block", block)
-    kills = 0
-    while True:
-        left = int(torch.randint(2, 9, (1,), generator=generator))
-        try:
-            train(settings, digits, tmp_path / "killed", metrics=("nll",))
-            break
-        except Killed:
-            kills += 1
-    assert kills >= 3
+    generator = random.Random(seed)
+    lives = iter(lambda: generator.randint(2, 4), None)
+    assert train_with_kills(settings, digits, tmp_path / "killed", monkeypatch, lives, metrics=("nll",)) >= 3
     whole, killed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "killed"))
     assert whole.read_bytes() == killed.read_bytes()
     one, other = (sorted((tmp_path / name / "checkpoint").glob("*.safetensors"))[-1] for name in ("whole", "killed"))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
-import boovae.run
 from boovae.config import Settings
 from boovae.data import Stream
 from boovae.metrics.likelihood import log_likelihood
-from boovae.run import Run, train
+from boovae.run import train
 from boovae.training.trainer import Event, Trainer
-from conftest import Recorder, same, tiny
+from conftest import Recorder, same, tiny, train_with_kills
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -65,35 +66,13 @@ def test_compiled_likelihood_agrees_with_the_plain_one_on_the_cpu(digits: Stream
     torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-4)
 
 
-class Killed(BaseException):
-    """Stands for a process that dies without a word."""
-
-
 @pytest.mark.parametrize("compile", ["off", "on"])
 def test_resume_is_exact_on_a_gpu(
-    compile: str, digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compile: Literal["off", "on"], digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny(batch_size=2)
+    settings = tiny(batch_size=2, method="boo+distill")
     options = {"metrics": ("nll",), "device": "cuda", "compile": compile}
-    train(settings, digits, tmp_path / "whole", **options)  # type: ignore[arg-type]
-    monkeypatch.setattr(boovae.run, "CHECKPOINT_SECONDS", 0.0)
-    checkpointing, left = Run.block, 7
-
-    def block(run: Run, trainer: Trainer) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-        checkpointing(run, trainer)
-
-    monkeypatch.setattr(Run, "block", block)
-    kills = 0
-    while True:
-        try:
-            train(settings, digits, tmp_path / "killed", **options)  # type: ignore[arg-type]
-            break
-        except Killed:
-            kills, left = kills + 1, 6 + kills
-    assert kills >= 2
+    train(settings, digits, tmp_path / "whole", metrics=("nll",), device="cuda", compile=compile)
+    assert train_with_kills(settings, digits, tmp_path / "killed", monkeypatch, itertools.count(6), **options) >= 2
     whole, killed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "killed"))
     assert whole.read_bytes() == killed.read_bytes()
