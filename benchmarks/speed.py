@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boovae.config import Settings, resolve
 from boovae.data import Split, Task
+from boovae.machine import source_commit
 from boovae.metrics.likelihood import log_likelihood
-from boovae.run import source_commit
 from boovae.training.engine import capture
 from boovae.training.trainer import Event, Trainer, matmul_precision
 from boovae.vae import VAE

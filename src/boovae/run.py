@@ -5,10 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import platform
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,18 +14,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-import boovae
 from boovae.config import Settings, flag, from_mapping, read_toml, to_toml
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
+from boovae.machine import choose_device, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.progress import Display, Silent
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from boovae.training.trainer import Event, Interrupted, Trainer
 
 if TYPE_CHECKING:
+    import torch
+
     from boovae.data import Stream, Task
     from boovae.metrics.classifier import Classifier
 
@@ -269,18 +266,6 @@ def load_trainer(
     return run, trainer
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device called auto, cpu or cuda (or cuda:1 …)."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {name}: no CUDA device is available here; use --device cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device {name} is unknown; use auto, cpu or cuda") from None
-
-
 def _planned(stream: Stream, settings: Settings) -> Stream:
     if settings.tasks is not None and settings.tasks > len(stream):
         raise InputError(
@@ -300,7 +285,7 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     if resume == "always" and not exists:
         raise InputError(f"--resume always: {out} holds no run; use --resume auto to start one")
     if resume == "never" or not exists:
-        return Run.create(out, settings, _environment(trainer, command), display)
+        return Run.create(out, settings, environment(trainer.device, trainer.compile, command), display)
     run = Run.open(out, display)
     different = [
         item.name for item in fields(Settings) if getattr(settings, item.name) != getattr(run.settings, item.name)
@@ -343,28 +328,6 @@ def _classifier(stream: Stream, trainer: Trainer, metrics: Sequence[str], displa
     if not {"diversity", "frechet"} & set(metrics) or len(stream.full.class_names) < 2:
         return None
     return trained_classifier(stream, device=trainer.device, progress=lambda text: display.note(f"classifier: {text}"))
-
-
-def _environment(trainer: Trainer, command: str) -> dict[str, Any]:
-    device = trainer.device
-    return {
-        "boovae": boovae.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu ({torch.get_num_threads()} threads)",
-        "compiled": trainer.compile,
-        "commit": source_commit(),
-        "command": command or " ".join(sys.argv),
-    }
-
-
-def source_commit() -> str:
-    """Return the commit of the source: from its checkout, or from BOOVAE_COMMIT where only the files were copied."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or os.environ.get("BOOVAE_COMMIT", "unknown")
 
 
 def _watched(run: Run) -> Callable[[float], None]:

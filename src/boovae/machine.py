@@ -1,0 +1,53 @@
+"""The machine a run is made on: its device, its versions, the commit of the source."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import boovae
+from boovae.errors import InputError
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called auto, cpu or cuda (or cuda:1 …)."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {name}: no CUDA device is available here; use --device cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name} is unknown; use auto, cpu or cuda") from None
+
+
+def source_commit() -> str:
+    """Return the commit of the source: from its checkout, or from BOOVAE_COMMIT where only the files were copied."""
+    root = Path(__file__).parents[2]
+    found = ""
+    if (root / ".git").exists() and shutil.which("git"):
+        words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    return found or os.environ.get("BOOVAE_COMMIT", "unknown")
+
+
+def environment(device: torch.device, compiled: bool, command: str) -> dict[str, Any]:
+    """Return what a run was made with, for `environment.json`."""
+    return {
+        "boovae": boovae.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"cpu ({torch.get_num_threads()} threads)",
+        "compiled": compiled,
+        "commit": source_commit(),
+        "command": command or " ".join(sys.argv),
+    }
