@@ -52,6 +52,15 @@ def digits() -> Stream:
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    """Double precision everywhere, so that only a different formula makes a difference."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
 def shared_data() -> Path:
     """Where the real datasets lie; skips where they do not."""
     folder = Path(os.environ.get("BOOVAE_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,6 @@ from boovae.vae import VAE
 
 PIXELS, LATENT = 12, 3
 SETTINGS: dict[str, Any] = {"net": "mlp:16", "latent_dim": LATENT, "batch_size": 8, "learning_rate": 1e-2}
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    """Double precision everywhere, so that only a different formula makes a difference."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.fixture(params=["stacked", "looped"])

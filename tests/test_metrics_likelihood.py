@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,14 +24,6 @@ CPU = torch.device("cpu")
 PIXELS, LATENT = 6, 3
 LOG_VARIANCE = -1.0
 SEEDS = (0, 1)
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 # --- a model whose likelihood is known exactly ----------------------------------------------------------------------

@@ -105,7 +105,7 @@ def _download(dataset: str, file: DataFile, mirrors: Sequence[str], data_dir: st
                     return _retrieve(mirror, file, folder)
                 except (OSError, ValueError) as error:  # no connection, an error page, a wrong checksum
                     reasons.append(f"{mirror}: {error}")
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # the latter: a file system that has no locks
         reasons.append(f"{folder}: {error}; choose another folder with {CACHE_VARIABLE}")
     raise _missing(dataset, file, data_dir, reasons, remedy)
 
