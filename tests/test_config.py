@@ -103,17 +103,23 @@ def test_a_folder_is_no_configuration_file(tmp_path: Path) -> None:
 # --- who wins -------------------------------------------------------------------------------------------------------
 
 
-def test_flag_beats_file_beats_recipe_beats_default(tmp_path: Path) -> None:
+def test_flag_beats_file_beats_preset_beats_recipe_beats_default(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('dataset = "fashion_mnist"\nbatch_size = 7\nearly_stop = 8\n')
-    settings = resolve({"batch_size": 9}, path)
+    settings = resolve({"batch_size": 9}, path, preset="paper")
     assert settings.batch_size == 9  # flag; the file has 7, the recipe 500, the default is 250
-    assert settings.early_stop == 8  # file; the default is 50
-    assert settings.epochs == 1000  # recipe; the default is 500
-    assert settings.plateau_patience == 30  # default
+    assert settings.early_stop == 8  # file; the preset has 50
+    assert settings.epochs == 1000  # the preset for this dataset
+    assert settings.net == "mlp:1024"  # recipe; the default is mlp:300
+    assert settings.latent_dim == 40  # default
     assert resolve({}, path).batch_size == 7
     assert resolve({"dataset": "fashion_mnist"}).batch_size == 500
     assert resolve({"dataset": "mnist"}).batch_size == 250
+
+
+def test_an_unknown_preset_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"--preset.*papr.*paper"):
+        resolve({}, preset="papr")
 
 
 def test_the_recipe_follows_the_dataset_that_wins(tmp_path: Path) -> None:
@@ -144,13 +150,16 @@ def test_every_recipe_is_made_of_valid_settings(dataset: str) -> None:
         assert getattr(settings, name) == value
 
 
-def test_recipes_are_the_papers() -> None:
-    mnist, fashion, letters = (resolve({"dataset": name}) for name in ("mnist", "fashion_mnist", "notmnist"))
+def test_the_preset_is_the_papers_table() -> None:
+    mnist, fashion, letters = (
+        resolve({"dataset": name}, preset="paper") for name in ("mnist", "fashion_mnist", "notmnist")
+    )
     assert (mnist.net, fashion.net, letters.net) == ("mlp:300", "mlp:1024", "mlp:1024")
     assert (mnist.batch_size, fashion.batch_size, letters.batch_size) == (250, 500, 250)
     assert (mnist.epochs, fashion.epochs, letters.epochs) == (500, 1000, 500)
     assert (mnist.log_variance_range, fashion.log_variance_range) == ((-6.0, 2.0), (-4.0, 4.0))
     assert {setting.latent_dim for setting in (mnist, fashion, letters)} == {40}
+    assert {(setting.schedule, setting.early_stop) for setting in (mnist, fashion, letters)} == {("plateau", 50)}
     assert {setting.learning_rate for setting in (mnist, fashion, letters)} == {5e-4}
 
 

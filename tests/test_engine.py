@@ -19,7 +19,13 @@ from boovae.training.trainer import Event, Trainer
 from boovae.vae import VAE
 
 PIXELS, LATENT = 12, 3
-SETTINGS: dict[str, Any] = {"net": "mlp:16", "latent_dim": LATENT, "batch_size": 8, "learning_rate": 1e-2}
+SETTINGS: dict[str, Any] = {
+    "net": "mlp:16",
+    "latent_dim": LATENT,
+    "batch_size": 8,
+    "learning_rate": 1e-2,
+    "schedule": "plateau",
+}
 
 
 @pytest.fixture(params=["stacked", "looped"])
@@ -400,3 +406,10 @@ def test_an_epoch_in_which_a_replica_diverged_is_not_its_best() -> None:
     end = recorder.events[-1]
     assert end["best_epoch"][0] == 3
     assert end["best_loss"][0] == pytest.approx(losses[3])
+
+
+def test_the_learning_rate_falls_as_half_a_cosine() -> None:
+    task, recorder = make_task(random_images(24), random_images(6, seed=4)), Recorder()
+    make_trainer(epochs=4, schedule="cosine").learn(task, recorder)
+    rates = [event["learning_rate"][0] for event in recorder.epochs()]
+    assert rates == pytest.approx([1e-2, 1e-2 * (0.5 + 0.5**1.5), 5e-3, 1e-2 * (0.5 - 0.5**1.5)], rel=1e-6)

@@ -35,6 +35,8 @@ class Train(Settings):
     """Run folder; runs/DATASET-METHOD-HASH if not given."""
     config: Path | None = None
     """TOML file with settings; flags win over it."""
+    preset: Literal["paper"] | None = None
+    """Settings that reproduce the paper's; the file and flags win over it."""
     data_dir: Path | None = None
     """Where the datasets lie; else BOOVAE_DATA, then the cache."""
     resume: Literal["auto", "always", "never"] = "auto"
@@ -264,7 +266,8 @@ def _parsed(kind: Any, verb: str, words: list[str]) -> Any:
     if kind is Train:
         config = _value_of("--config", words)
         dataset = _value_of("--dataset", words)
-        settings = resolve({"dataset": dataset} if dataset else {}, Path(config) if config else None)
+        preset = _value_of("--preset", words)
+        settings = resolve({"dataset": dataset} if dataset else {}, Path(config) if config else None, preset)
         default = Train(**dataclasses.asdict(settings))
     return tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
 

@@ -50,14 +50,46 @@ class Settings:
     components: int = 15
     """Pseudo-inputs per task; `vamp` gets that many for each task seen."""
 
+    boo_objective: Literal["corrective", "forward", "literal"] = "corrective"
+    """Boo: all components fitted together, or one after another by the forward or the paper's literal objective."""
+    boo_start: Literal["clusters", "noise", "mean"] = "clusters"
+    """Boo: pseudo-inputs start at the mean images of latent clusters, at noise, or at the mean image with noise."""
+    boo_first: Literal["mean", "learned"] = "mean"
+    """Boo, one after another: the first component of a task is the mean image, or learned like the others."""
+    boo_weights: Literal["em", "bisection", "equal", "fixed", "sgd"] = "em"
+    """Boo, one after another: how a new component gets its weight."""
+    boo_elbo: Literal["current", "full"] = "current"
+    """Boo: images of the task in training are scored by its own components, or by the whole mixture."""
+    boo_target: Literal["current", "full"] = "current"
+    """Boo, one after another: the target is the task's aggregated posterior, or mixed with the old prior."""
+    boo_mixture: Literal["current", "full"] = "current"
+    """Boo, one after another: a new component keeps away from the task's own components, or from all."""
+    boo_masses: Literal["sizes", "equal"] = "sizes"
+    """Boo: tasks share the prior by numbers of images, or equally."""
+    boo_reencode: bool = False
+    """Boo: components of finished tasks are encoded anew, instead of their stored Gaussians."""
+    boo_lambda: float = 0.0
+    """Boo: weight of the paper's penalties R_enc and R_dec."""
+    boo_lambda_schedule: Literal["constant", "tasks"] = "constant"
+    """Boo: the weight is constant, or grows as (images before / images now)."""
+    boo_reduction: Literal["reference", "sum", "mean"] = "reference"
+    """Boo: how the penalties add up over components (docs/methods/boo.md)."""
+    boo_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
+    """Boo: the penalties' divergence: both sides, KL[stored | now] or KL[now | stored]."""
     boo_steps: int = 100
-    """Boo: gradient steps when the components are fitted."""
+    """Boo: gradient steps when components are learned."""
     boo_rate: float = 0.02
     """Boo: learning rate of the pseudo-inputs."""
+    boo_samples: int = 32
+    """Boo, literal: samples of the new component per step."""
+    boo_floor: float = 0.0
+    """Boo, literal: share of a broad Gaussian in the mixture, which keeps a new component from running away."""
     boo_until: int = 32
-    """Boo: the components are fitted after epochs 1, 2, 4, … up to this one, then stand still."""
+    """Boo, corrective: the components are fitted after epochs 1, 2, 4, … up to this one, then stand still."""
     boo_prune: float = 1e-3
-    """Boo: components with less weight are dropped when a task ends."""
+    """Boo: components with less weight are dropped."""
+    boo_tolerance: float = 0.0
+    """Boo: a component that lowers the divergence by less (nats) is not added; 0 takes all of them."""
     distill_weight: float = 0.3
     """Distill: weight of the old network's answers, times (images before / images now)."""
     distill_latents: int = 250
@@ -66,17 +98,21 @@ class Settings:
     """Distill: hold the decoder."""
     distill_encoder: bool = True
     """Distill: hold the encoder (on images decoded from the old prior)."""
+    distill_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
+    """Distill: both sides of the divergence, KL[old | new] or KL[new | old]."""
 
     replicas: int = 1
     """How many seeds are trained at once."""
     seed: int = 0
     """Seed of the first replica; the others follow by one."""
-    epochs: int = 500
+    epochs: int = 200
     """Most epochs per task."""
     batch_size: int = 250
     """Images per step."""
     learning_rate: float = 5e-4
     """Adam's learning rate at the start of a task."""
+    schedule: Literal["cosine", "plateau"] = "cosine"
+    """The learning rate falls as half a cosine over the epochs, or is halved on plateaus."""
     plateau_patience: int = 30
     """Epochs without improvement after which the learning rate is halved."""
     early_stop: int = 50
@@ -102,9 +138,15 @@ class Settings:
         for name in ("tasks", "limit"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "a whole number of at least 1, or leave it out")
-        for name in ("distill_latents", "boo_until"):
+        for name in ("distill_latents", "boo_until", "boo_samples"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        for name in ("kl_warmup", "kl_weight", "seed", "data_seed", "boo_steps", "boo_rate", "distill_weight"):
+        for name in ("kl_warmup", "kl_weight", "seed", "data_seed", "distill_weight", "boo_steps", "boo_rate"):
+            value = getattr(self, name)
+            _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
+        for name in ("boo_floor", "boo_prune"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, name, value, "a share of at least 0 and under 1")
+        for name in ("boo_lambda", "boo_tolerance"):
             value = getattr(self, name)
             _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
         _require(
@@ -146,7 +188,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
     return {name: get_args(hint) for name, hint in _hints().items() if str(hint).startswith("typing.Literal")}
 
 
-#: What the paper's optimisation table fixes per dataset (spec 4.2 and 4.3), and a small model for the embedded digits.
+#: What the paper's tables fix per dataset (spec 4.2 and 4.3), and a small model for the embedded digits.
 RECIPES: dict[str, dict[str, Any]] = {
     "digits": {
         "net": "mlp:128",
@@ -162,25 +204,49 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "mnist": {"net": "mlp:300", "log_variance_range": (-6.0, 2.0)},
     "notmnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0)},
-    "fashion_mnist": {
-        "net": "mlp:1024",
-        "log_variance_range": (-4.0, 4.0),
-        "batch_size": 500,
-        "epochs": 1000,
+    "fashion_mnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0), "batch_size": 500},
+}
+
+#: What `--preset` sets, and what it sets for one dataset.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "schedule": "plateau",
+        "learning_rate": 5e-4,
+        "plateau_patience": 30,
+        "early_stop": 50,
+        "epochs": 500,
+        "boo_objective": "literal",
+        "boo_start": "noise",
+        "boo_weights": "bisection",
+        "boo_lambda": 1.0,
+        "boo_steps": 500,
+        "fashion_mnist": {"epochs": 1000},
+        "digits": {"learning_rate": 2e-3, "plateau_patience": 12, "early_stop": 20, "epochs": 100},
     },
 }
 
 
-def resolve(given: Mapping[str, Any], file: Path | None = None) -> Settings:
-    """Return the settings from flags given by the user, a TOML file, the dataset's recipe and the defaults.
+def resolve(given: Mapping[str, Any], file: Path | None = None, preset: str | None = None) -> Settings:
+    """Return the settings from flags given by the user, a TOML file, a preset, the dataset's recipe and the defaults.
 
     >>> resolve({"dataset": "mnist", "epochs": 3}).batch_size
     250
+    >>> resolve({"dataset": "mnist"}, preset="paper").schedule
+    'plateau'
     """
     from_file = read_toml(file) if file else {}
     named = {**from_file, **{name: value for name, value in given.items() if value is not None}}
-    recipe = RECIPES.get(str(named.get("dataset", Settings.dataset)), {})
-    return from_mapping({**recipe, **named})
+    dataset = str(named.get("dataset", Settings.dataset))
+    return from_mapping({**RECIPES.get(dataset, {}), **_preset(preset, dataset), **named})
+
+
+def _preset(name: str | None, dataset: str) -> dict[str, Any]:
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise unknown_name("preset (--preset)", name, PRESETS)
+    common = {key: value for key, value in PRESETS[name].items() if not isinstance(value, dict)}
+    return {**common, **PRESETS[name].get(dataset, {})}
 
 
 def from_mapping(values: Mapping[str, Any]) -> Settings:

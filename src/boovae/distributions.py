@@ -7,12 +7,15 @@ where random numbers must enter as tensors. The tests compare them with `torch.d
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 LOG_TWO_PI = math.log(2 * math.pi)
+
+#: Which side of a divergence: KL[first | second], KL[second | first], or half of both.
+Side = Literal["symmetric", "forward", "reverse"]
 
 
 class DiagonalNormal(NamedTuple):
@@ -33,6 +36,18 @@ class DiagonalNormal(NamedTuple):
     def kl_to_standard(self) -> Tensor:
         """Return KL[self | N(0, I)] in closed form, summed over the last axis."""
         return 0.5 * (self.mean.square() + self.log_variance.exp() - self.log_variance - 1).sum(-1)
+
+    def kl(self, other: DiagonalNormal) -> Tensor:
+        """Return KL[self | other] in closed form, summed over the last axis."""
+        ratio = self.log_variance - other.log_variance
+        distance = (self.mean - other.mean).square() * (-other.log_variance).exp()
+        return 0.5 * (ratio.exp() - ratio - 1 + distance).sum(-1)
+
+    def divergence(self, other: DiagonalNormal, side: Side = "symmetric") -> Tensor:
+        """Return KL[self | other] (forward), KL[other | self] (reverse), or half of both (symmetric)."""
+        if side == "symmetric":
+            return self.symmetric_kl(other)
+        return self.kl(other) if side == "forward" else other.kl(self)
 
     def symmetric_kl(self, other: DiagonalNormal) -> Tensor:
         """Return ½ (KL[self | other] + KL[other | self]), summed over the last axis."""

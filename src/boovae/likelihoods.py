@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from boovae.distributions import Side
 from boovae.errors import unknown_name
 
 #: The probability to which the evaluation clamps a pixel: one pixel then costs at most 11.5 nats.
@@ -30,8 +31,8 @@ class Likelihood(ABC):
         """Return the mean image, (..., D)."""
 
     @abstractmethod
-    def divergence(self, output: Tensor, other: Tensor) -> Tensor:
-        """Return ½ (KL[p | p'] + KL[p' | p]) of two outputs, summed over the pixels: (..., D) -> (...)."""
+    def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
+        """Return KL[p | p'] (forward), KL[p' | p] (reverse) or half of both, summed over pixels: (..., D) -> (...)."""
 
     def bounded(self, output: Tensor) -> Tensor:
         """Return `output` limited as the evaluation limits it; the training does without."""
@@ -52,9 +53,12 @@ class Bernoulli(Likelihood):
         """Return the probabilities."""
         return torch.sigmoid(output)
 
-    def divergence(self, output: Tensor, other: Tensor) -> Tensor:
-        """Return ½ Σ (p − p') (logit − logit'), which needs no logarithm of a probability."""
-        return 0.5 * ((torch.sigmoid(output) - torch.sigmoid(other)) * (output - other)).sum(-1)
+    def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
+        """Return ½ Σ (p − p') (logit − logit'), which needs no logarithm of a probability; one side needs softplus."""
+        if side == "symmetric":
+            return 0.5 * ((torch.sigmoid(output) - torch.sigmoid(other)) * (output - other)).sum(-1)
+        p, q = (output, other) if side == "forward" else (other, output)
+        return (torch.sigmoid(p) * (p - q) - F.softplus(p) + F.softplus(q)).sum(-1)
 
     def bounded(self, output: Tensor) -> Tensor:
         """Return logits whose probabilities lie in [1e-5, 1 − 1e-5]."""
@@ -81,7 +85,7 @@ class Normal(Likelihood):
         """Return the decoder's output."""
         return output
 
-    def divergence(self, output: Tensor, other: Tensor) -> Tensor:
+    def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
         """Return Σ (output − other)² / (2 variance)."""
         return 0.5 * math.exp(-self.log_variance) * (output - other).square().sum(-1)
 
@@ -108,7 +112,7 @@ class Logistic(Likelihood):
         """Return the decoder's output."""
         return output
 
-    def divergence(self, output: Tensor, other: Tensor) -> Tensor:
+    def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
         """Return Σ of the exact symmetric divergence of two logistic densities of equal scale.
 
         With d the distance of the means in scales, KL = d · coth(d/2) − 2, and it is symmetric.

@@ -102,6 +102,8 @@ class Run:
     def event(self, event: Event) -> None:
         """Take an event for the log; it reaches the disk with the next checkpoint at the latest."""
         self._lines.append(json.dumps(event) + "\n")
+        if event["event"] == "note":
+            self.display.note(event["text"])
         if event["event"] == "divergence":
             done = (
                 "given up; the others go on"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,20 @@ class Method:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._events: list[dict[str, Any]] = []
+
+    def log(self, event: dict[str, Any]) -> None:
+        """Put an event into the run's log."""
+        self._events.append(event)
+
+    def say(self, task: TaskImages, text: str) -> None:
+        """Tell the user something about a task, in the log too."""
+        self.log({"event": "note", "task": task.index, "text": f"{self.name}: {text}"})
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what was logged since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def see(self, tasks: int) -> None:
         """Take note of how many tasks have been seen, the current one included."""
@@ -115,6 +130,10 @@ class Combination(Method):
         self.stores_examples = any(part.stores_examples for part in parts)
         self.first_eligible = max(part.first_eligible for part in parts)
         self.shared_memory = frozenset(f"{part.name}.{name}" for part in parts for name in part.shared_memory)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what all parts logged."""
+        return [event for part in self.parts.values() for event in part.events()]
 
     def see(self, tasks: int) -> None:
         """Tell all parts."""

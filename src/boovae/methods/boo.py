@@ -1,29 +1,42 @@
-"""`boo`: the boosted prior of BooVAE (Egorov, Kuzina, Burnaev, 2021), in its fully corrective form.
+"""`boo`: the boosted prior of BooVAE (Egorov, Kuzina, Burnaev, NeurIPS 2021).
 
-Each task gets `components` pseudo-inputs whose encodings, weighted, approximate the task's aggregated posterior, which
-is the optimal prior. Fitting and training alternate: after the epochs 1, 2, 4, 8, … up to `boo_until` the pseudo-inputs
-and weights are fitted anew to the encoder as it has become (`boosting.py`); after that the prior stands still until the
-task ends. Then its Gaussians are stored; they and the pseudo-inputs are the only memory of the task.
+Each task gets up to `components` pseudo-inputs whose encodings, weighted, approximate the task's aggregated posterior,
+which is the optimal prior. Learning components (minorisation, `components.py`) and maximising the ELBO alternate, in
+one of two ways (`boo_objective`):
+
+- `literal`, `forward`: greedy, as in the paper. The mean image comes first, one learned component is added after every
+  epoch until there are K, after 2K epochs the weights are fitted once more and useless components dropped.
+- `corrective`: all K components are fitted together, anew after epochs 1, 2, 4, … `boo_until`, because those learned
+  early belong to an encoder that has since moved.
+
+Then the prior stands still until the task ends, and its Gaussians are stored; they and the pseudo-inputs are the memory
+of the task. With `boo_lambda` above 0 the paper's penalties hold encoder and decoder at old components
+(`penalties.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from boovae.boosting import cluster_images, fit_components
+from boovae.boosting import dropped, merged
+from boovae.components import Minorisation
 from boovae.config import Settings
+from boovae.distributions import DiagonalNormal
 from boovae.methods.base import Method, TaskImages
+from boovae.penalties import Penalties
 from boovae.priors import Prior
-from boovae.priors.boosted import BoostedPrior
-from boovae.training.randomness import Draw, Generators
+from boovae.priors.boosted import EMPTY, BoostedPrior
+from boovae.training.engine import Batch
+from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
+from boovae.vae import VAE
 
-#: Images whose codes stand for the aggregated posterior.
-SUBSET = 1000
-MEMORY = ("pseudo_inputs", "mean", "log_variance", "log_weights", "log_masses")
+MEMORY = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 
 
 class Boo(Method):
@@ -34,75 +47,115 @@ class Boo(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.first_eligible = settings.boo_until
+        self.greedy = settings.boo_objective != "corrective"
+        self.first_eligible = 2 * settings.components if self.greedy else settings.boo_until
+        self.penalties = Penalties(settings)
         self._memory: dict[str, Tensor] = {}
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a prior with room for the tasks seen."""
-        self._box = pixel_range
-        return BoostedPrior(max(self.tasks_seen, 1), self.settings.components, pixels, self.settings.latent_dim)
+        settings = self.settings
+        self.minorisation = Minorisation(settings, pixel_range)
+        return BoostedPrior(
+            self.tasks_seen,
+            settings.components,
+            pixels,
+            settings.latent_dim,
+            elbo=settings.boo_elbo,
+            reencode=settings.boo_reencode,
+        )
+
+    # --- the life of a task -------------------------------------------------------------------------------------
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Make room for the task's components and place them."""
+        """Make room for the task's components and place the first, or all of them."""
         replicas.rebuild()
+        buffers = replicas.buffers
         for name, tensor in self._memory.items():
-            replicas.buffers[f"prior.{name}"][:, : tensor.shape[1]] = tensor
+            if name in MEMORY:
+                buffers[f"prior.{name}"][:, : tensor.shape[1]] = tensor
         sizes = torch.tensor([*task.sizes_before, task.own_images], dtype=torch.float32, device=replicas.device)
-        replicas.buffers["prior.log_masses"][:] = (sizes / sizes.sum()).log()
+        if self.settings.boo_masses == "equal":
+            sizes = torch.ones_like(sizes)
+        log_masses = (sizes / sizes.sum()).log()
+        buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
+        buffers["prior.live_log_mass"][:] = log_masses[-1]
         _prior(replicas).live = True
-        self._fit(replicas, task, epoch=0)
+        self.penalties.begin_task(replicas, task, self._memory)
+        if self.settings.components > task.own_images:
+            self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.components})")
+        if not self.greedy:
+            self._fit(replicas, task, epoch=0)
+        elif self.settings.boo_first == "mean":
+            images = self.minorisation.codes(replicas, task, ("boo", task.index, "first"))[0]
+            buffers["prior.live_inputs"][:, 0] = images.mean(1)
+            buffers["prior.live_log_weights"][:, 0] = 0.0
+        else:
+            self._grow(replicas, task, slot=0)
 
     def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
-        """Fit the components again at ever longer intervals, while the encoder settles."""
+        """Add a component and later step back (greedy), or fit all again at ever longer intervals (corrective)."""
         done = epoch + 1
-        if done <= self.settings.boo_until and done & (done - 1) == 0:
-            self._fit(replicas, task, done)
-
-    def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
-        """Place the pseudo-inputs at the mean images of latent clusters and fit them to the aggregated posterior."""
-        settings = self.settings
-        generators = Generators(replicas.seeds, replicas.device)
-        key = ("boo", task.index, epoch)
-        count = min(SUBSET, task.train.shape[-2])
-        if settings.components > count:
-            count = task.train.shape[-2]
-        chosen = generators.order(task.train.shape[-2], *key)[:, :count]
-        images = (
-            task.train[chosen]
-            if task.train.dim() == 2
-            else torch.stack([own[index] for own, index in zip(task.train, chosen, strict=True)])
-        )
-        noise = generators.draw(Draw("normal", (count, settings.latent_dim)), *key, "codes")
-        uniform = generators.draw(Draw("uniform", (settings.components,)), *key, "centres")
-        with torch.no_grad():
-            posterior = replicas.map(lambda model, x: model.posterior(x), images)
-            z = posterior.rsample(noise)
-            starts = [cluster_images(*row) for row in zip(posterior.mean, images, uniform, strict=True)]
-            pseudo_inputs, shares = (torch.stack(parts) for parts in zip(*starts, strict=True))
-            fitted = fit_components(
-                replicas,
-                pseudo_inputs,
-                shares.clamp(min=1e-3).log(),
-                z,
-                steps=settings.boo_steps,
-                rate=settings.boo_rate,
-                box=self._box,
-            )
-        replicas.buffers["prior.pseudo_inputs"][:, -1] = fitted[0]
-        replicas.buffers["prior.log_weights"][:, -1] = fitted[1]
+        if not self.greedy:
+            if done <= self.settings.boo_until and done & (done - 1) == 0:
+                self._fit(replicas, task, done)
+        elif done < self.settings.components:
+            self._grow(replicas, task, done)
+        elif done == 2 * self.settings.components and self.settings.boo_prune > 0:
+            self.minorisation.step_back(replicas, task)
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Store the Gaussians of the task's components; drop those without weight."""
+        """Drop duplicates and components without weight; store the Gaussians of the others."""
         buffers = replicas.buffers
-        log_weights = buffers["prior.log_weights"][:, -1]
-        small = log_weights < math.log(self.settings.boo_prune)
-        log_weights.copy_(torch.log_softmax(log_weights.masked_fill(small, -1e4), dim=-1).clamp(min=-1e4))
         with torch.no_grad():
-            stored = replicas.map(lambda model: model.posterior(model.prior.pseudo_inputs[-1]))
-        buffers["prior.mean"][:, -1] = stored.mean
-        buffers["prior.log_variance"][:, -1] = stored.log_variance
-        _prior(replicas).live = False
-        self._memory = {name: buffers[f"prior.{name}"].clone() for name in MEMORY}
+            parts: DiagonalNormal = replicas.map(lambda model: model.posterior(model.prior.live_inputs))
+            before = buffers["prior.live_log_weights"].clone()
+            log_weights = vmap(merged)(parts, before)
+            twins = (log_weights <= EMPTY / 2) & (before > EMPTY / 2)
+            log_weights = vmap(functools.partial(dropped, threshold=self.settings.boo_prune))(log_weights)
+        row = {
+            "pseudo_inputs": buffers["prior.live_inputs"],
+            "mean": parts.mean,
+            "log_variance": parts.log_variance,
+            "log_weights": log_weights,
+        }
+        prior = _prior(replicas)
+        prior.live = False
+        for name, tensor in row.items():
+            buffers[f"prior.{name}"][:, task.index] = tensor
+        buffers["prior.log_masses"][:, task.index] = buffers["prior.live_log_mass"]
+        kept = (log_weights > EMPTY / 2).sum(1)
+        self.log({"event": "components", "task": task.index, "kept": kept.tolist(), "twins": twins.sum(1).tolist()})
+        self._memory = {name: buffers[f"prior.{name}"][:, : task.index + 1].clone() for name in MEMORY}
+        self._memory |= self.penalties.remember(replicas, self._memory)
+
+    def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
+        curve = self.minorisation.fit(replicas, task, epoch)
+        if curve is not None:
+            self._log_divergence(task, epoch, list(range(1, len(curve) + 1)), curve)
+
+    def _grow(self, replicas: Replicas, task: TaskImages, slot: int) -> None:
+        divergence = self.minorisation.grow(replicas, task, slot)
+        self._log_divergence(task, slot, [slot + 1], divergence.unsqueeze(0))
+
+    def _log_divergence(self, task: TaskImages, epoch: int, sizes: list[int], divergence: Tensor) -> None:
+        """Log −E_q̂[log m] (sizes, R), the divergence to the aggregated posterior up to a constant."""
+        rows = [[value if math.isfinite(value) else None for value in row] for row in divergence.tolist()]
+        self.log({"event": "components", "task": task.index, "epoch": epoch, "sizes": sizes, "divergence": rows})
+
+    # --- what the loss reads and what is remembered -------------------------------------------------------------
+
+    def draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return the noise of the penalties."""
+        return self.penalties.draws(self.tasks_seen)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the penalties read."""
+        return self.penalties.state
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return R_enc and R_dec, if they are on."""
+        return self.penalties.penalty(model, batch)
 
     def memory(self) -> dict[str, Tensor]:
         """Return pseudo-inputs, stored Gaussians and weights of all finished tasks."""

@@ -67,11 +67,11 @@ class Distill(Method):
             {**teacher, **dict(model.named_buffers())}, _answers, z
         )
         output, images, posterior = old
-        terms = {}
+        terms, side = {}, self.settings.distill_divergence
         if self.settings.distill_decoder:
-            terms["decoder"] = weight * model.likelihood.divergence(model.decode(z), output).mean()
+            terms["decoder"] = weight * model.likelihood.divergence(output, model.decode(z), side).mean()
         if self.settings.distill_encoder:
-            terms["encoder"] = weight * model.posterior(images).symmetric_kl(posterior).mean()
+            terms["encoder"] = weight * posterior.divergence(model.posterior(images), side).mean()
         return terms
 
 

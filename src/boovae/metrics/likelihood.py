@@ -128,10 +128,11 @@ def _weigh(
         output = model.likelihood.bounded(model.decode(z))
         log_q = -0.5 * ((noise.square() + LOG_TWO_PI).sum(-1) + log_variance.sum(-1, keepdim=True))
         rest = model.likelihood.log_prob(output, x.unsqueeze(1)) - log_q
-        whole = rest + model.prior.forward(model.posterior).log_prob(z)
         if owners is None:
-            return whole, whole
-        return whole, rest + model.prior.own(model.posterior, owners).log_prob(z)
+            whole = own = model.prior.forward(model.posterior).log_prob(z)
+        else:
+            whole, own = model.prior.log_probs(model.posterior, z, owners)
+        return rest + whole, rest + own
 
     whole, own = replicas.call(tensors, log_weights)
     return torch.logsumexp(whole, 1), torch.logsumexp(own, 1), torch.logsumexp(2 * whole, 1)

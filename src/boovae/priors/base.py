@@ -42,9 +42,10 @@ class Prior(nn.Module, ABC):
         """Return the prior of the tasks before the current one."""
         return self.forward(encoder)
 
-    def own(self, encoder: Encoder, tasks: Tensor) -> Density:
-        """Return, for images of `tasks` (n,), each one's own part of the prior; scores latents (n, s, L)."""
-        return self.forward(encoder)
+    def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p(z) at latents z (n, s, L) of images of `tasks` (n,), and log p(z) under each one's own part."""
+        whole = self.forward(encoder).log_prob(z)
+        return whole, whole
 
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
         """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -10,67 +12,97 @@ from boovae.priors.base import Density, Encoder, Prior
 
 #: The log-weight of an empty place: no mass, and finite gradients.
 EMPTY = -1e4
+#: Room is made for this many finished tasks at a time, so that shapes, and compiled code, last for many tasks.
+ROOM = 10
+
+Scope = Literal["current", "full"]
 
 
 class BoostedPrior(Prior):
     """r(z) = Σ_s ρ_s Σ_k v_sk N(z; mean_sk, variance_sk): task masses ρ, weights v inside a task.
 
-    There is room for `components` components of each task seen. Components of finished tasks are stored Gaussians.
-    While a task is learned its own, the last row, are encoded anew from their pseudo-inputs at every use (`live`),
-    with gradient.
+    Components of finished tasks are stored Gaussians, or with `reencode` what the encoder makes of their pseudo-inputs
+    now. While a task is learned (`live`) its own components are encoded anew from their pseudo-inputs at every use,
+    with gradient; `elbo` says whether its images are scored by these alone or by the whole mixture.
     """
 
     shares_mass = True
 
-    pseudo_inputs: Tensor  # (T, K, D)
+    pseudo_inputs: Tensor  # (T, K, D) of finished tasks
     mean: Tensor  # (T, K, L)
     log_variance: Tensor  # (T, K, L)
-    log_weights: Tensor  # (T, K), each row adds up to one
-    log_masses: Tensor  # (T,), adds up to one
+    log_weights: Tensor  # (T, K), each row adds up to one; rows without a task are empty
+    log_masses: Tensor  # (T,), adds up to one, together with `live_log_mass` while a task is learned
+    live_inputs: Tensor  # (K, D) of the task in training
+    live_log_weights: Tensor  # (K,), adds up to one
+    live_log_mass: Tensor  # ()
 
-    def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int) -> None:
+    def __init__(
+        self,
+        tasks: int,
+        components: int,
+        pixels: int,
+        latent_dim: int,
+        *,
+        elbo: Scope = "current",
+        reencode: bool = False,
+    ) -> None:
         super().__init__()
-        self.components = tasks * components
-        self.live = False
-        self.register_buffer("pseudo_inputs", torch.zeros(tasks, components, pixels))
-        self.register_buffer("mean", torch.zeros(tasks, components, latent_dim))
-        self.register_buffer("log_variance", torch.zeros(tasks, components, latent_dim))
-        self.register_buffer("log_weights", torch.full((tasks, components), EMPTY))
-        self.register_buffer("log_masses", torch.full((tasks,), EMPTY))
+        rows = ROOM * max(1, -(-tasks // ROOM))
+        self.components = rows * components
+        self.live, self.elbo, self.reencode = False, elbo, reencode
+        self.register_buffer("pseudo_inputs", torch.zeros(rows, components, pixels))
+        self.register_buffer("mean", torch.zeros(rows, components, latent_dim))
+        self.register_buffer("log_variance", torch.zeros(rows, components, latent_dim))
+        self.register_buffer("log_weights", torch.full((rows, components), EMPTY))
+        self.register_buffer("log_masses", torch.full((rows,), EMPTY))
+        self.register_buffer("live_inputs", torch.zeros(components, pixels))
+        self.register_buffer("live_log_weights", torch.full((components,), EMPTY))
+        self.register_buffer("live_log_mass", torch.full((), EMPTY))
+
+    def stored(self, encoder: Encoder) -> DiagonalNormal:
+        """Return the Gaussians of finished tasks, (T, K, L)."""
+        if self.reencode:
+            return encoder(self.pseudo_inputs)
+        return DiagonalNormal(self.mean, self.log_variance)
 
     def current(self, encoder: Encoder) -> DiagonalMixture:
-        """Return the mixture of the last task's components as the encoder sees them now."""
-        return DiagonalMixture(self.log_weights[-1], *encoder(self.pseudo_inputs[-1]))
+        """Return the mixture of the components of the task in training, as the encoder sees them now."""
+        return DiagonalMixture(self.live_log_weights, *encoder(self.live_inputs))
+
+    def before(self, encoder: Encoder) -> DiagonalMixture:
+        """Return the mixture of all finished tasks."""
+        log_weights = torch.log_softmax(self.log_masses, 0).unsqueeze(1) + self.log_weights
+        return _flat(log_weights, self.stored(encoder))
 
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:
-        """Return the whole mixture, or one task's part of it."""
-        stored = DiagonalNormal(self.mean, self.log_variance)
-        if self.live:
-            now = encoder(self.pseudo_inputs[-1:])
-            stored = DiagonalNormal(*(torch.cat([old[:-1], new]) for old, new in zip(stored, now, strict=True)))
+        """Return the whole mixture, or one finished task's part of it."""
+        stored = self.stored(encoder)
         if task is not None:
             return DiagonalMixture(self.log_weights[task], stored.mean[task], stored.log_variance[task])
-        log_weights = self.log_masses.unsqueeze(1) + self.log_weights
-        return DiagonalMixture(log_weights.flatten(), stored.mean.flatten(0, 1), stored.log_variance.flatten(0, 1))
+        finished = _flat(self.log_masses.unsqueeze(1) + self.log_weights, stored)
+        if not self.live:
+            return finished
+        log_weights, mean, log_variance = self.current(encoder)
+        current = DiagonalMixture(self.live_log_mass + log_weights, mean, log_variance)
+        return DiagonalMixture(*(torch.cat(parts) for parts in zip(finished, current, strict=True)))
 
-    def before(self, encoder: Encoder) -> Density:
-        """Return the stored mixture of all tasks but the last."""
-        log_weights = torch.log_softmax(self.log_masses[:-1], 0).unsqueeze(1) + self.log_weights[:-1]
-        return DiagonalMixture(
-            log_weights.flatten(), self.mean[:-1].flatten(0, 1), self.log_variance[:-1].flatten(0, 1)
-        )
-
-    def own(self, encoder: Encoder, tasks: Tensor) -> Density:
-        """Return the mixture with, for each image, the weights of its own task alone."""
+    def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-density at latents z (n, s, L) under the whole mixture and under each image's own task's."""
+        whole = _flat(self.log_masses.unsqueeze(1) + self.log_weights, self.stored(encoder))
         mine = tasks.unsqueeze(1) == torch.arange(len(self.log_masses), device=tasks.device)
-        log_weights = torch.where(mine.unsqueeze(2), self.log_weights, EMPTY).flatten(1)
-        return DiagonalMixture(log_weights.unsqueeze(1), self.mean.flatten(0, 1), self.log_variance.flatten(0, 1))
+        own = torch.where(mine.unsqueeze(2), self.log_weights, EMPTY).flatten(1).unsqueeze(1)
+        log_components = whole.component_log_probs(z)
+        return torch.logsumexp(log_components + whole.log_weights, -1), torch.logsumexp(log_components + own, -1)
 
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
-        """Return log q(z | x) − log r(z) under the task's own components.
+        """Return log q(z | x) − log r(z), under the task's own components while it is learned (unless `elbo` is full).
 
-        While a task is learned its images are scored by its own part of the prior alone (the mass of the task is then a
-        constant): with the whole mixture, new images settle on old components.
+        The mass of the task is then a constant; with the whole mixture, new images settle on old components.
         """
-        density = self.current(encoder) if self.live else self.forward(encoder)
+        density = self.current(encoder) if self.live and self.elbo == "current" else self.forward(encoder)
         return posterior.log_prob(z) - density.log_prob(z)
+
+
+def _flat(log_weights: Tensor, parts: DiagonalNormal) -> DiagonalMixture:
+    return DiagonalMixture(log_weights.flatten(), parts.mean.flatten(0, 1), parts.log_variance.flatten(0, 1))

@@ -125,6 +125,9 @@ class Trainer:
                 observer.event(_task_start(self.tasks_done, task))
                 self.epoch = self.block = self.task_steps = 0
             self._begin(images)
+            events = self.method.events()
+            if not resumed:  # a resumed task has logged its beginning
+                self._forward(events, observer)
             while self.epoch < self.settings.epochs and self._control.active.any():
                 self._train_epoch(images, observer)
                 self._end_epoch(images, observer)
@@ -162,7 +165,7 @@ class Trainer:
 
     def _train_epoch(self, images: TaskImages, observer: Observer) -> None:
         engine, settings = self.engine, self.settings
-        engine.rate.copy_(torch.from_numpy(self._control.learning_rate))
+        engine.rate.copy_(torch.from_numpy(self._control.learning_rate * self._annealed()))
         warmth = min(1.0, self.epoch / settings.kl_warmup) if settings.kl_warmup else 1.0
         engine.kl_weight.fill_(settings.kl_weight * warmth)
         key = (images.index, self.epoch)
@@ -178,6 +181,12 @@ class Trainer:
             engine.run_block(part, self.generators.draw_all(draws, *key, block, steps=part.shape[1]))
             self.block = block + 1
             self.task_steps += part.shape[1]
+
+    def _annealed(self) -> float:
+        """Return the share of the learning rate that an epoch gets: half a cosine from 1 towards 0, or always 1."""
+        if self.settings.schedule == "plateau":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * self.epoch / self.settings.epochs))
 
     def _end_epoch(self, images: TaskImages, observer: Observer) -> None:
         settings, control = self.settings, self._control
@@ -195,7 +204,7 @@ class Trainer:
             "task": images.index,
             "epoch": self.epoch,
             **{split: {name: listed(array) for name, array in terms.items()} for split, terms in numbers.items()},
-            "learning_rate": listed(control.learning_rate),
+            "learning_rate": listed(control.learning_rate * self._annealed()),
             "active": active.tolist(),
         }
         observer.event(event)
@@ -204,15 +213,22 @@ class Trainer:
             self._recover(int(replica), images, observer)
         self._watch(plain, loss, broken)
         self.method.after_epoch(self.replicas, images, self.epoch)
+        self._forward(self.method.events(), observer)
         observer.epoch(self, event)
         self.epoch += 1
         self.block = 0
+
+    @staticmethod
+    def _forward(events: list[Event], observer: Observer) -> None:
+        for event in events:
+            observer.event(event)
 
     def _watch(self, plain: Array, loss: Array, broken: Any) -> None:
         """Lower learning rates, keep best snapshots, stop replicas; a broken one sits this epoch out."""
         settings, control = self.settings, self._control
         kept = Control.from_tensors(control.tensors())
-        control.plateau(plain, settings.plateau_patience)
+        if settings.schedule == "plateau":
+            control.plateau(plain, settings.plateau_patience)
         improved = control.early_stop(
             loss,
             self.epoch,
@@ -253,6 +269,7 @@ class Trainer:
         for name, tensor in self._model_tensors(copy=False).items():
             tensor.copy_(self._best[name])
         self.method.end_task(self.replicas, images)
+        self._forward(self.method.events(), observer)
         self.sizes.append(self._own_images)
         self.control = None
         self.epoch = self.block = 0

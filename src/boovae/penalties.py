@@ -1,0 +1,129 @@
+"""The paper's two penalties: R_enc keeps old components where they were in latent space, R_dec keeps their images.
+
+For every component c of a finished task the Gaussian N(M, V) and the decoder's output X at M were stored when its task
+ended. With `sum`, as the paper writes it, and `mean`, weighted by the components' weights:
+
+    R_enc = Σ_c KL_sym[ q(z | u_c), N(M_c, V_c) ]
+    R_dec = Σ_c KL_sym[ p(x | z_c), p(x | X_c) ],  z_c ~ N(M_c, V_c)
+
+`reference` is the reading behind the paper's numbers (docs/methods/boo.md): R_enc is the divergence between the two
+whole mixtures, one sample per component, summed over the components; R_dec is the weighted mean, with the log-variance
+of z_c limited to [−5, −2]. `boo_divergence` takes one side of the symmetric divergence instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.distributions import DiagonalMixture, DiagonalNormal
+from boovae.priors.boosted import EMPTY, ROOM, BoostedPrior
+from boovae.training.engine import Batch
+from boovae.training.randomness import Draw
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+if TYPE_CHECKING:
+    from boovae.methods.base import TaskImages
+
+#: Limits of the log-variance of z in the reference reading of R_dec.
+REFERENCE_RANGE = (-5.0, -2.0)
+
+
+class Penalties:
+    """R_enc and R_dec on the stored components, weighted by lambda."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.on = settings.boo_lambda > 0
+        self.state: dict[str, Tensor] = {}
+
+    def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor]) -> None:
+        """Take the decoder's outputs of old components and the weight of the penalty."""
+        if not self.on or task.index == 0:
+            return
+        strength = self.settings.boo_lambda
+        if self.settings.boo_lambda_schedule == "tasks":
+            strength *= task.images_before / task.own_images
+        decoded = memory["decoded"]
+        rows = replicas.buffers["prior.mean"].shape[1]
+        room = decoded.new_zeros(len(replicas), rows, *decoded.shape[2:])
+        room[:, : decoded.shape[1]] = decoded
+        self.state = {"lambda": torch.full((len(replicas),), strength, device=replicas.device), "decoded": room}
+
+    def draws(self, tasks_seen: int) -> dict[str, Draw]:
+        """Return noise for one latent of each component, stored and encoded anew."""
+        if not self.on or tasks_seen < 2:
+            return {}
+        count = ROOM * -(-tasks_seen // ROOM) * self.settings.components
+        return {"held": Draw("normal", (3, count, self.settings.latent_dim))}
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return lambda · R_enc and lambda · R_dec for one replica."""
+        if not batch["state"]:
+            return {}
+        strength = batch["state"]["lambda"]
+        encoder = self.encoder_divergence(model, batch["held"][:2])
+        decoder = self.decoder_divergence(model, batch["held"][2], batch["state"]["decoded"].flatten(0, 1))
+        return {"encoder": strength * encoder, "decoder": strength * decoder}
+
+    def encoder_divergence(self, model: VAE, noise: Tensor) -> Tensor:
+        """Return R_enc; noise (2, C, L)."""
+        before, weights = _old(model)
+        stored = DiagonalNormal(before.mean, before.log_variance)
+        now = model.posterior(_inputs(model))
+        side = self.settings.boo_divergence
+        if self.settings.boo_reduction != "reference":
+            return (self._shares(weights) * stored.divergence(now, side)).sum()
+        mixture = DiagonalMixture(before.log_weights, *now)
+        there, here = stored.rsample(noise[0]), now.rsample(noise[1])
+        forward = before.log_prob(there) - mixture.log_prob(there)
+        reverse = mixture.log_prob(here) - before.log_prob(here)
+        sides = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}
+        return ((weights > 0) * sides[side]).sum()
+
+    def decoder_divergence(self, model: VAE, noise: Tensor, decoded: Tensor) -> Tensor:
+        """Return R_dec against the stored outputs `decoded` (C, D); noise (C, L)."""
+        before, weights = _old(model)
+        log_variance = before.log_variance
+        if self.settings.boo_reduction == "reference":
+            log_variance = log_variance.clamp(*REFERENCE_RANGE)
+        z = DiagonalNormal(before.mean, log_variance).rsample(noise)
+        # The stored side comes first: forward is KL[stored ‖ now], reverse KL[now ‖ stored].
+        divergence = model.likelihood.divergence(decoded, model.decode(z), self.settings.boo_divergence)
+        return (self._shares(weights) * divergence).sum()
+
+    def _shares(self, weights: Tensor) -> Tensor:
+        """Return what each component (C,) counts: 1 in a sum, its weight in a mean."""
+        return (weights > 0).to(weights.dtype) if self.settings.boo_reduction == "sum" else weights
+
+    def remember(self, replicas: Replicas, memory: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the decoder's output at each component's mean, kept from the end of its task on."""
+        if not self.on:
+            return {}
+
+        def decoded(model: VAE, mean: Tensor) -> Tensor:
+            return model.likelihood.bounded(model.decode(mean))
+
+        with torch.no_grad():
+            newest: Tensor = replicas.map(decoded, memory["mean"][:, -1:])
+        older = [self.state["decoded"][:, : memory["mean"].shape[1] - 1]] if self.state else []
+        return {"decoded": torch.cat([*older, newest], dim=1)}
+
+
+def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
+    """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty places."""
+    prior = model.prior
+    assert isinstance(prior, BoostedPrior)
+    log_weights = (torch.log_softmax(prior.log_masses, 0).unsqueeze(1) + prior.log_weights).flatten()
+    mixture = DiagonalMixture(log_weights, prior.mean.flatten(0, 1), prior.log_variance.flatten(0, 1))
+    return mixture, torch.where(log_weights > EMPTY / 2, log_weights.exp(), 0.0)
+
+
+def _inputs(model: VAE) -> Tensor:
+    """Return the pseudo-inputs of finished tasks, (C, D)."""
+    assert isinstance(model.prior, BoostedPrior)
+    return model.prior.pseudo_inputs.flatten(0, 1)
