@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from boovae.run import Run, train
 from boovae.training.trainer import Event, Trainer
 
 TINY: dict[str, Any] = {
+    "method": "standard",
     "net": "mlp:16",
     "latent_dim": 4,
     "limit": 24,
@@ -118,6 +119,11 @@ def train_with_kills(
     **options: Any,
 ) -> int:
     """Train to the end although the process dies, again and again after so many blocks; return how often it died."""
+    return with_kills(lambda: train(settings, stream, folder, **options), monkeypatch, lives)
+
+
+def with_kills(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch, lives: Iterator[int]) -> int:
+    """Do some work to the end although the process dies after so many blocks; return how often it died."""
     monkeypatch.setattr(boovae.run, "CHECKPOINT_SECONDS", 0.0)
     checkpointing, kills = Run.block, 0
     while True:
@@ -132,7 +138,7 @@ def train_with_kills(
 
         monkeypatch.setattr(Run, "block", block)
         try:
-            train(settings, stream, folder, **options)
+            work()
             return kills
         except Killed:
             kills += 1

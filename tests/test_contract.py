@@ -16,6 +16,7 @@ from boovae.data import Split, Stream, Task
 from boovae.distributions import DiagonalNormal
 from boovae.methods import METHODS, Method, TaskImages, make_method, register
 from boovae.run import train
+from boovae.training.replicas import Replicas
 from boovae.training.trainer import Event, Trainer
 from conftest import Recorder, same, tiny, train_with_kills, trained
 
@@ -115,7 +116,7 @@ def test_replicas_do_not_touch_each_other(digits: Stream, monkeypatch: pytest.Mo
         name = "own-images"
         spoiled = 0.0
 
-        def images(self, task: TaskImages) -> TaskImages:
+        def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
             train = torch.stack([task.train, (task.train - self.spoiled).abs()])
             return dataclasses.replace(task, train=train)
 

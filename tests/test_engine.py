@@ -20,6 +20,7 @@ from boovae.vae import VAE
 
 PIXELS, LATENT = 12, 3
 SETTINGS: dict[str, Any] = {
+    "method": "standard",
     "net": "mlp:16",
     "latent_dim": LATENT,
     "batch_size": 8,

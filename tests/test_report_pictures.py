@@ -11,6 +11,7 @@ from PIL import Image
 
 from boovae.errors import InputError
 from boovae.report import grid, save_grid
+from boovae.report.pictures import gallery
 
 
 def test_tiles_lie_row_by_row_with_a_pixel_between() -> None:
@@ -41,6 +42,32 @@ def test_features_become_strips_of_colours() -> None:
     assert picture.size == (258, 19)
     assert picture.getpixel((5, 5)) == picture.getpixel((250, 14)) == (68, 1, 84)
     assert picture.getpixel((250, 5)) == (253, 231, 37)
+
+
+def test_a_gallery_has_a_named_row_per_task_and_pairs_above_each_other() -> None:
+    dark, light = np.zeros((1, 3, 64)), np.ones((1, 3, 64))
+    rows = [("first", np.concatenate([dark, light])), ("a much longer name\n\ud800", np.ones((2, 1, 64)))]
+    pixels = np.asarray(gallery(rows, (8, 8)).convert("L"))
+    tile, gap = 8 * 5 + 1, 8  # 8 x 8 pixels five times as large, and a pixel of separator
+    assert pixels.shape[0] == gap + 2 * (2 * tile + 1 + gap)
+    left = pixels.shape[1] - gap - (3 * tile + 1)
+    assert pixels[gap + 5, left + 5] == 0
+    assert pixels[gap + tile + 5, left + 5] == 255
+    for top in (gap, gap + 2 * tile + 1 + gap):
+        assert pixels[top : top + 2 * tile, :left].min() < 100  # the name
+    assert pixels.shape[1] > np.asarray(gallery(rows[:1], (8, 8))).shape[1]  # room for the longest name
+
+
+def test_a_gallery_of_features_has_pairs_side_by_side() -> None:
+    low, high = np.zeros((1, 4, 2)), np.ones((1, 4, 2))
+    picture = gallery([("x", np.concatenate([low, high]))], (2,))
+    assert picture.getpixel((picture.width - 8 - 300, 8 + 5)) == (68, 1, 84)
+    assert picture.getpixel((picture.width - 8 - 100, 8 + 5)) == (253, 231, 37)
+
+
+def test_an_empty_gallery_is_refused() -> None:
+    with pytest.raises(InputError, match="nothing to show"):
+        gallery([], (8, 8))
 
 
 def test_what_is_not_a_number_is_drawn_grey() -> None:

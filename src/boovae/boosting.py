@@ -125,10 +125,13 @@ def sgd_weight(scores: Scores) -> Tensor:
 
 def em_weights(log_components: Tensor, log_weights: Tensor, iterations: int = 100) -> Tensor:
     """Return the log-weights (K,) after EM: v_k ← v_k · mean_z[h_k(z) / Σ_j v_j h_j(z)]; never worse than before."""
+    # An empty place stays empty, however well a component there would fit.
+    empty = (log_weights <= EMPTY / 2) & (log_weights < log_weights.max())
+    log_components = log_components.masked_fill(empty, -math.inf)
     for _ in range(iterations):
         log_share = torch.log_softmax(log_components + log_weights, dim=-1)
         log_weights = torch.logsumexp(log_share, dim=0) - math.log(len(log_components))
-    return log_weights
+    return log_weights.clamp(min=EMPTY)
 
 
 def dropped(log_weights: Tensor, threshold: float) -> Tensor:
@@ -226,9 +229,11 @@ class Descent:
         self, start: list[Tensor], arguments: Any, *, steps: int, rate: float, noise: Tensor | None = None
     ) -> list[Tensor]:
         """Return where `steps` steps lead from `start` (R, ...); `arguments` (R, ...), `noise` (R, steps, ...)."""
+        if steps == 0:  # nothing to record on a GPU either: there may be no noise
+            return [tensor.clone() for tensor in start]
         replicas, device = len(start[0]), start[0].device
         if noise is None:
-            noise = torch.zeros(replicas, max(steps, 1), device=device)
+            noise = torch.zeros(replicas, steps, device=device)
         moments = [torch.zeros_like(tensor) for tensor in start * 2]
         fresh = [*(tensor.clone() for tensor in start), *moments, torch.zeros(replicas, device=device)]
         fresh += [torch.full((replicas,), rate, device=device), torch.zeros(1, dtype=torch.long, device=device), noise]

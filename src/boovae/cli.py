@@ -8,7 +8,7 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,8 +20,7 @@ from boovae.config import Settings, resolve, to_toml
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 
 if TYPE_CHECKING:
-    from boovae.data import Stream
-    from boovae.run import Run
+    from boovae.inspect import Component
     from boovae.training.trainer import Trainer
 
 Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
@@ -47,6 +46,30 @@ class Train(Settings):
     """Compile the training step (torch.compile): faster steps after some ten seconds."""
     metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
     """What to measure after each task."""
+    quiet: bool = False
+    """Show nothing but the result."""
+    json: bool = False
+    """Print the last evaluation as JSON."""
+
+
+@dataclass(frozen=True)
+class Extend:
+    """Learn one more task from a run's checkpoint alone; the old data need not be there."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    data: str | None = None
+    """Images of the new task: folder:PATH, npz:PATH or a dataset; if not given, the next task of the run's own."""
+    name: str | None = None
+    """What to call the task; as its file, folder or dataset if not given."""
+    data_dir: Path | None = None
+    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    device: Device = "auto"
+    """Where to train."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the training step (torch.compile); auto: as the run was trained."""
+    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
+    """What to measure after the task."""
     quiet: bool = False
     """Show nothing but the result."""
     json: bool = False
@@ -89,10 +112,28 @@ class Sample:
     """Only from this task's part of the prior (counting from 0)."""
     replica: int = 0
     """Which replica draws."""
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
     device: Device = "auto"
     """Where to compute."""
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Show every stored component of a run: its pictures, its weight, and what dropping it would cost."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    out: Path = Path("components.png")
+    """The picture to write: a row of pseudo-inputs per task, beneath it what the decoder makes of them."""
+    replica: int = 0
+    """Which replica to look at."""
+    task: int | None = None
+    """Only the components of this task (counting from 0)."""
+    prune: float | None = None
+    """Drop components that cost less than this many nats to drop, in all replicas, and keep the run without them."""
+    device: Device = "auto"
+    """Where to compute."""
+    json: bool = False
+    """Print the numbers as JSON."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +164,11 @@ class Methods:
 def train(arguments: Train) -> None:
     """Train, resume, evaluate, report."""
     from boovae.progress import make_display
+    from boovae.recall import load_data
     from boovae.run import train as run_train
 
     settings = _settings(arguments)
-    stream = _stream(settings, arguments.data_dir)
+    stream = load_data(settings, arguments.data_dir)
     out = arguments.out or _default_folder(settings)
     run_train(
         settings,
@@ -139,32 +181,51 @@ def train(arguments: Train) -> None:
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )
-    evaluations = _events(out)
-    if arguments.json:
-        print(json.dumps(evaluations[-1]))
-    else:
-        _print_table(evaluations)
-    _report(out, quiet=arguments.quiet)
+    _conclude(out, arguments)
+
+
+def extend(arguments: Extend) -> None:
+    """Learn one more task, evaluate, report."""
+    from boovae.extend import extend as run_extend
+    from boovae.progress import make_display
+
+    run_extend(
+        arguments.run,
+        arguments.data,
+        name=arguments.name,
+        data_dir=arguments.data_dir,
+        device=arguments.device,
+        compile=arguments.compile,
+        metrics=arguments.metric,
+        display=make_display(quiet=arguments.quiet),
+        command=_command(),
+    )
+    _conclude(arguments.run, arguments)
 
 
 def evaluate(arguments: Eval) -> None:
     """Measure a model again."""
-    from boovae.metrics.classifier import trained_classifier
     from boovae.metrics.evaluation import evaluate as measure
     from boovae.progress import make_display
+    from boovae.recall import recall
+    from boovae.run import judge, load_trainer
 
     display = make_display(quiet=arguments.quiet)
-    run, trainer, stream = _opened(arguments.run, arguments.data_dir, arguments.device)
+    run, trainer = load_trainer(arguments.run, arguments.device, display)
     with run:
+        past = recall(run.settings, run.events("run")[0], run.events("extend"), arguments.data_dir)
+        tasks = past.tasks[: trainer.tasks_done]
+        if not any(tasks):
+            raise InputError(
+                f"no image that {arguments.run} has learned is at hand: {'; '.join(past.missing.values())}"
+            )
         changed = {name: getattr(arguments, name) for name in ("samples", "generated") if getattr(arguments, name)}
         trainer.settings = dataclasses.replace(trainer.settings, **changed)
-        seen = stream[: trainer.tasks_done]
-        classifier = None
-        if {"diversity", "frechet"} & set(arguments.metric):
-            classifier = trained_classifier(seen, device=trainer.device, progress=display.note)
+        if past.missing:
+            display.note(past.explain())
+        classifier = None if past.stream is None else judge(past.stream, trainer, arguments.metric, display)
         history = run.events("evaluation")[: trainer.tasks_done - 1]
-        event = measure(trainer, seen, classifier, history, metrics=arguments.metric, progress=display.evaluating)
-    display.close()
+        event = measure(trainer, tasks, classifier, history, metrics=arguments.metric, progress=display.evaluating)
     if arguments.json:
         print(json.dumps(event))
     else:
@@ -173,20 +234,42 @@ def evaluate(arguments: Eval) -> None:
 
 def sample(arguments: Sample) -> None:
     """Draw images."""
-    from boovae.run import save_samples
+    from boovae.run import load_trainer, save_samples
 
-    run, trainer, _ = _opened(arguments.run, arguments.data_dir, arguments.device)
+    run, trainer = load_trainer(arguments.run, arguments.device)
     with run:
         if arguments.n < 1:
             raise InputError(f"--n is {arguments.n}; it must be at least 1")
-        if arguments.task is not None and not 0 <= arguments.task < trainer.tasks_done:
-            raise InputError(f"--task is {arguments.task}; this run has learned tasks 0 to {trainer.tasks_done - 1}")
-        if not 0 <= arguments.replica < len(trainer.replicas):
-            raise InputError(
-                f"--replica is {arguments.replica}; this run has replicas 0 to {len(trainer.replicas) - 1}"
-            )
+        _check_choice(trainer, arguments.task, arguments.replica)
         save_samples(trainer, arguments.out, arguments.task, arguments.n, arguments.replica)
     print(arguments.out)
+
+
+def inspect(arguments: Inspect) -> None:
+    """Show the components; drop some if asked to."""
+    from boovae.inspect import components, prune_run, require_components, save_gallery, task_names
+    from boovae.run import load_trainer
+
+    run, trainer = load_trainer(arguments.run, arguments.device)
+    with run:
+        require_components(trainer)
+        _check_choice(trainer, arguments.task, arguments.replica)
+        tasks = range(trainer.tasks_done) if arguments.task is None else [arguments.task]
+        events = [] if arguments.prune is None else prune_run(run, trainer, arguments.prune, tasks)
+        found = [component for component in components(trainer, arguments.replica) if component.task in tasks]
+        names = task_names(run)
+        save_gallery(arguments.out, found, trainer, names)
+    if arguments.json:
+        listed = [component.numbers(names) for component in found]
+        print(json.dumps({"replica": arguments.replica, "components": listed, "pruned": events}))
+    else:
+        _print_components(found, names)
+    print(f"gallery: {arguments.out}", file=sys.stderr)
+    if arguments.prune is not None:
+        dropped = sum(sum(event["dropped"]) for event in events)
+        print(f"pruned: {dropped} components, all replicas together", file=sys.stderr)
+    if events:
+        _report(arguments.run, quiet=False)
 
 
 def report(arguments: Report) -> None:
@@ -224,8 +307,10 @@ def methods(arguments: Methods) -> None:
 
 VERBS: dict[str, tuple[Any, Any]] = {
     "train": (Train, train),
+    "extend": (Extend, extend),
     "eval": (Eval, evaluate),
     "sample": (Sample, sample),
+    "inspect": (Inspect, inspect),
     "report": (Report, report),
     "datasets": (Datasets, datasets),
     "methods": (Methods, methods),
@@ -294,28 +379,22 @@ def _default_folder(settings: Settings) -> Path:
     return Path("runs") / f"{name[-40:]}-{settings.method}-{digest}"
 
 
-def _stream(settings: Settings, data_dir: Path | None) -> Stream:
-    from boovae.data import load_stream
-
-    return load_stream(
-        settings.dataset,
-        data_dir=data_dir,
-        seed=settings.data_seed,
-        classes_per_task=settings.classes_per_task,
-        class_order=settings.class_order,
-        limit=settings.limit,
-        binarize=settings.binarize,
-    )
+def _check_choice(trainer: Trainer, task: int | None, replica: int) -> None:
+    """Refuse a task or a replica that the run does not have."""
+    if task is not None and not 0 <= task < trainer.tasks_done:
+        raise InputError(f"--task is {task}; this run has learned tasks 0 to {trainer.tasks_done - 1}")
+    if not 0 <= replica < len(trainer.replicas):
+        raise InputError(f"--replica is {replica}; this run has replicas 0 to {len(trainer.replicas) - 1}")
 
 
-def _opened(folder: Path, data_dir: Path | None, device: str) -> tuple[Run, Trainer, Stream]:
-    """Open a run with the data it was trained on."""
-    from boovae.run import Run, load_trainer
-
-    with Run.open(folder) as run:
-        settings = run.settings
-    stream = _stream(settings, data_dir)
-    return (*load_trainer(folder, stream, device), stream)
+def _conclude(folder: Path, arguments: Train | Extend) -> None:
+    """Print what a run has come to, and write its report."""
+    evaluations = _events(folder)
+    if arguments.json:
+        print(json.dumps(evaluations[-1]))
+    else:
+        _print_table(evaluations)
+    _report(folder, quiet=arguments.quiet)
 
 
 def _report(folder: Path, *, quiet: bool) -> None:
@@ -356,6 +435,24 @@ def _print_table(evaluations: Sequence[dict[str, Any]]) -> None:
         print(
             f"Mean ± deviation over replicas. The classifier behind diversity and Fréchet is {accuracy:.1%} accurate."
         )
+
+
+def _print_components(found: Sequence[Component], names: Mapping[int, str]) -> None:
+    rows = [
+        (
+            names.get(component.task, str(component.task)),
+            str(component.place),
+            f"{component.weight:.1%}",
+            f"{component.mass:.1%}",
+            *(("the only one", "-") if component.only else (_nats(component.cost), f"{component.share:.1%}")),
+        )
+        for component in found
+    ]
+    _print_rows(("task", "component", "weight in task", "in the prior", "nats to drop it", "share of them"), rows)
+
+
+def _nats(cost: float) -> str:
+    return "< 0.0001" if cost < 1e-4 else f"{cost:.4f}"
 
 
 def _mean_forgetting(event: dict[str, Any]) -> list[float | None]:

@@ -94,7 +94,7 @@ class Minorisation:
             self._descent = Descent(loss, self.box)
         start, arguments = [inputs, log_weights], (_network(replicas), z)
         inputs, logits = self._descent(start, arguments, steps=settings.boo_steps, rate=settings.boo_rate)
-        inputs = self._sound(replicas, inputs, start[0])
+        inputs, logits = (self._sound(replicas, *pair) for pair in zip((inputs, logits), start, strict=True))
         log_components = vmap(component_log_probs)(self._encoded(replicas, inputs), z)
         return inputs, vmap(em_weights)(log_components, torch.log_softmax(logits, -1)).clamp(min=EMPTY)
 
@@ -112,8 +112,6 @@ class Minorisation:
             inputs = self._starts(replicas, images, posterior, key)[0][:, slot]
             learned = self._learned(replicas, task, inputs, posterior, z, slot, key)
             log_weights = buffers["prior.live_log_weights"].clone()
-            # A replica that stopped adding left its last place empty.
-            stopped = (log_weights[:, slot - 1] <= EMPTY / 2) if slot else torch.zeros_like(log_weights[:, 0]) > 0
             fresh = self.codes(replicas, task, (*key, "curve"))[2]
             buffers["prior.live_inputs"][:, slot] = learned
             parts = self._encoded(replicas, buffers["prior.live_inputs"])
@@ -121,10 +119,11 @@ class Minorisation:
             divergence = vmap(cross_entropy)(log_components, log_weights)
             grown = self._weighted(replicas, parts, posterior, z, log_weights, slot, key)
             now = vmap(cross_entropy)(log_components, grown)
+            refused = torch.zeros_like(now, dtype=torch.bool)
             if settings.boo_tolerance > 0 and slot > 0:
-                stopped = stopped | (divergence - now < settings.boo_tolerance)
-            buffers["prior.live_log_weights"].copy_(torch.where(stopped.unsqueeze(1), log_weights, grown))
-        return torch.where(stopped, torch.nan, now)
+                refused = divergence - now < settings.boo_tolerance
+            buffers["prior.live_log_weights"].copy_(torch.where(refused.unsqueeze(1), log_weights, grown))
+        return torch.where(refused, torch.nan, now)
 
     def _learned(
         self,
@@ -290,10 +289,10 @@ class Minorisation:
         centre = images.mean(1, keepdim=True) if self.settings.boo_start == "mean" else 0.5 * (low + high)
         return (centre + NOISE_START * (high - low) * noise).clamp(low, high), even
 
-    def _sound(self, replicas: Replicas, inputs: Tensor, start: Tensor) -> Tensor:
-        """Return pseudo-inputs (R, ..., D); one that left the finite numbers goes back to its start."""
-        sound = inputs.isfinite().all(-1, keepdim=True)
-        return torch.where(sound, inputs, start)
+    def _sound(self, replicas: Replicas, learned: Tensor, start: Tensor) -> Tensor:
+        """Return pseudo-inputs (R, ..., D) or logits (R, K); what left the finite numbers goes back to its start."""
+        sound = learned.isfinite().all(-1, keepdim=True)
+        return torch.where(sound, learned, start)
 
 
 def _network(replicas: Replicas) -> dict[str, Tensor]:

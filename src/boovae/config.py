@@ -22,7 +22,7 @@ class Settings:
 
     dataset: str = "digits"
     """Dataset: digits, mnist, fashion_mnist, notmnist, folder:PATH or npz:PATH."""
-    method: str = "standard"
+    method: str = "boo+distill"
     """Continual-learning method; a+b combines two (see `boovae methods`)."""
     tasks: int | None = None
     """Learn only the first N tasks; all of them if not given."""
@@ -90,7 +90,7 @@ class Settings:
     """Boo: components with less weight are dropped."""
     boo_tolerance: float = 0.0
     """Boo: a component that lowers the divergence by less (nats) is not added; 0 takes all of them."""
-    distill_weight: float = 0.3
+    distill_weight: float = 0.5
     """Distill: weight of the old network's answers, times (images before / images now)."""
     distill_latents: int = 250
     """Distill: latents of the old prior per step."""
@@ -100,6 +100,35 @@ class Settings:
     """Distill: hold the encoder (on images decoded from the old prior)."""
     distill_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
     """Distill: both sides of the divergence, KL[old | new] or KL[new | old]."""
+
+    ewc_strength: float = 100.0
+    """EWC: weight of the quadratic penalty."""
+    ewc_decay: float = 1.0
+    """EWC: how much of the old Fisher information is kept per task; under 1 is online EWC."""
+    ewc_images: int = 1000
+    """EWC: images from which the Fisher information of a task is estimated."""
+    si_strength: float = 1.0
+    """SI: weight of the quadratic penalty."""
+    si_damping: float = 0.1
+    """SI: keeps parameters that hardly moved from becoming infinitely important."""
+    vcl_weight: float = 1.0
+    """VCL: weight of the divergence to the previous posterior, times 1 / (images of the task)."""
+    vcl_log_variance: float = -12.0
+    """VCL: log-variance of the weights at the start of the first task."""
+    coreset_images: int = 15
+    """Coreset: images kept per task."""
+    coreset_mode: Literal["append", "batch"] = "append"
+    """Coreset: kept images join the training set, or every batch."""
+    coreset_choice: Literal["random", "kcenter"] = "random"
+    """Coreset: which images are kept: random ones, or far from each other."""
+    mog_lambda: float = 1.0
+    """MoG: weight of the two penalties that hold old components."""
+    mog_fit: Literal["gradient", "em"] = "gradient"
+    """MoG: components learn by the ELBO's gradient, or are fitted to the codes by EM."""
+    replay_images: int = 250
+    """Replay: generated images in every batch."""
+    replay_weight: float = 1.0
+    """Replay: weight of generated images, times (images before / images now)."""
 
     replicas: int = 1
     """How many seeds are trained at once."""
@@ -146,6 +175,14 @@ class Settings:
         for name in ("boo_floor", "boo_prune"):
             value = getattr(self, name)
             _require(0 <= value < 1, name, value, "a share of at least 0 and under 1")
+        for name in ("ewc_images", "coreset_images", "replay_images"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        _require(0 <= self.ewc_decay <= 1, "ewc_decay", self.ewc_decay, "a number from 0 to 1")
+        _require(self.si_damping > 0, "si_damping", self.si_damping, "a number above 0")
+        _require(math.isfinite(self.vcl_log_variance), "vcl_log_variance", self.vcl_log_variance, "a number")
+        for name in ("ewc_strength", "si_strength", "vcl_weight", "mog_lambda", "replay_weight"):
+            value = getattr(self, name)
+            _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
         for name in ("boo_lambda", "boo_tolerance"):
             value = getattr(self, name)
             _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
@@ -202,9 +239,9 @@ RECIPES: dict[str, dict[str, Any]] = {
         "generated": 5000,
         "boo_steps": 20,
     },
-    "mnist": {"net": "mlp:300", "log_variance_range": (-6.0, 2.0)},
-    "notmnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0)},
-    "fashion_mnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0), "batch_size": 500},
+    "mnist": {"net": "mlp:300", "log_variance_range": (-6.0, 2.0), "learning_rate": 1e-3},
+    "notmnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0), "epochs": 400, "distill_weight": 0.8},
+    "fashion_mnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0), "batch_size": 500, "epochs": 240},
 }
 
 #: What `--preset` sets, and what it sets for one dataset.

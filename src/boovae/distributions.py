@@ -102,7 +102,9 @@ class DiagonalMixture(NamedTuple):
 
     def sample(self, uniform: Tensor, normal: Tensor) -> Tensor:
         """Return latents (n, L): `uniform` (n,) chooses the component, `normal` (n, L) the place in it."""
-        cumulative = self.log_weights.softmax(-1).cumsum(-1)
+        weights = self.log_weights.softmax(-1)
+        # A sum over a triangle: torch.compile cannot scan a row this short on a GPU.
+        cumulative = (weights * torch.ones_like(weights).expand(len(weights), -1).tril()).sum(-1)
         # Scaled by the rounded sum and with >=, neither 0 nor almost 1 can choose a component without weight.
         chosen = (uniform.unsqueeze(-1) * cumulative[-1] >= cumulative[:-1]).sum(-1)
         return DiagonalNormal(self.mean[chosen], self.log_variance[chosen]).rsample(normal)

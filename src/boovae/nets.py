@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from boovae.distributions import DiagonalNormal
 from boovae.errors import InputError
+
+
+class Nets(NamedTuple):
+    """The two networks of a VAE."""
+
+    encoder: nn.Module
+    decoder: nn.Module
 
 
 class MLPEncoder(nn.Module):
@@ -51,9 +59,7 @@ def initialise(module: nn.Module) -> None:
                 nn.init.xavier_normal_(half)
 
 
-def make_nets(
-    name: str, shape: tuple[int, ...], latent_dim: int, log_variance_range: tuple[float, float]
-) -> tuple[nn.Module, nn.Module]:
+def make_nets(name: str, shape: tuple[int, ...], latent_dim: int, log_variance_range: tuple[float, float]) -> Nets:
     """Return encoder and decoder called `name` for images of `shape`."""
     pixels = math.prod(shape)
     match = re.fullmatch(r"mlp:([1-9]\d{0,4})", name)
@@ -67,4 +73,4 @@ def make_nets(
     with torch.no_grad():
         initialise(encoder)
         initialise(decoder)
-    return encoder, decoder
+    return Nets(encoder, decoder)

@@ -7,8 +7,8 @@ ended. With `sum`, as the paper writes it, and `mean`, weighted by the component
     R_dec = Σ_c KL_sym[ p(x | z_c), p(x | X_c) ],  z_c ~ N(M_c, V_c)
 
 `reference` is the reading behind the paper's numbers (docs/methods/boo.md): R_enc is the divergence between the two
-whole mixtures, one sample per component, summed over the components; R_dec is the weighted mean, with the log-variance
-of z_c limited to [−5, −2]. `boo_divergence` takes one side of the symmetric divergence instead.
+whole mixtures, one sample per component, summed over the components; R_dec is weighted so that each task counts 1, with
+the log-variance of z_c limited to [−5, −2]. `boo_divergence` takes one side of the symmetric divergence instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.distributions import DiagonalMixture, DiagonalNormal
-from boovae.priors.boosted import EMPTY, ROOM, BoostedPrior
+from boovae.priors.boosted import EMPTY, ROOM, TaskMixture
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
@@ -36,16 +36,16 @@ REFERENCE_RANGE = (-5.0, -2.0)
 class Penalties:
     """R_enc and R_dec on the stored components, weighted by lambda."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, strength: float) -> None:
         self.settings = settings
-        self.on = settings.boo_lambda > 0
+        self.strength = strength
         self.state: dict[str, Tensor] = {}
 
     def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor]) -> None:
         """Take the decoder's outputs of old components and the weight of the penalty."""
-        if not self.on or task.index == 0:
+        if not self.strength > 0 or task.index == 0:
             return
-        strength = self.settings.boo_lambda
+        strength = self.strength
         if self.settings.boo_lambda_schedule == "tasks":
             strength *= task.images_before / task.own_images
         decoded = memory["decoded"]
@@ -56,7 +56,7 @@ class Penalties:
 
     def draws(self, tasks_seen: int) -> dict[str, Draw]:
         """Return noise for one latent of each component, stored and encoded anew."""
-        if not self.on or tasks_seen < 2:
+        if not self.strength > 0 or tasks_seen < 2:
             return {}
         count = ROOM * -(-tasks_seen // ROOM) * self.settings.components
         return {"held": Draw("normal", (3, count, self.settings.latent_dim))}
@@ -74,7 +74,7 @@ class Penalties:
         """Return R_enc; noise (2, C, L)."""
         before, weights = _old(model)
         stored = DiagonalNormal(before.mean, before.log_variance)
-        now = model.posterior(_inputs(model))
+        now = model.posterior(_mixture(model).pseudo_inputs.flatten(0, 1))
         side = self.settings.boo_divergence
         if self.settings.boo_reduction != "reference":
             return (self._shares(weights) * stored.divergence(now, side)).sum()
@@ -94,7 +94,10 @@ class Penalties:
         z = DiagonalNormal(before.mean, log_variance).rsample(noise)
         # The stored side comes first: forward is KL[stored ‖ now], reverse KL[now ‖ stored].
         divergence = model.likelihood.divergence(decoded, model.decode(z), self.settings.boo_divergence)
-        return (self._shares(weights) * divergence).sum()
+        shares = self._shares(weights)
+        if self.settings.boo_reduction == "reference":
+            shares = torch.where(weights > 0, _mixture(model).log_weights.flatten().exp(), 0.0)
+        return (shares * divergence).sum()
 
     def _shares(self, weights: Tensor) -> Tensor:
         """Return what each component (C,) counts: 1 in a sum, its weight in a mean."""
@@ -102,7 +105,7 @@ class Penalties:
 
     def remember(self, replicas: Replicas, memory: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the decoder's output at each component's mean, kept from the end of its task on."""
-        if not self.on:
+        if self.strength == 0:
             return {}
 
         def decoded(model: VAE, mean: Tensor) -> Tensor:
@@ -114,16 +117,14 @@ class Penalties:
         return {"decoded": torch.cat([*older, newest], dim=1)}
 
 
+def _mixture(model: VAE) -> TaskMixture:
+    assert isinstance(model.prior, TaskMixture)
+    return model.prior
+
+
 def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
     """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty places."""
-    prior = model.prior
-    assert isinstance(prior, BoostedPrior)
+    prior = _mixture(model)
     log_weights = (torch.log_softmax(prior.log_masses, 0).unsqueeze(1) + prior.log_weights).flatten()
     mixture = DiagonalMixture(log_weights, prior.mean.flatten(0, 1), prior.log_variance.flatten(0, 1))
     return mixture, torch.where(log_weights > EMPTY / 2, log_weights.exp(), 0.0)
-
-
-def _inputs(model: VAE) -> Tensor:
-    """Return the pseudo-inputs of finished tasks, (C, D)."""
-    assert isinstance(model.prior, BoostedPrior)
-    return model.prior.pseudo_inputs.flatten(0, 1)

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from boovae.config import Settings, flag, from_mapping, read_toml, to_toml
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
+from boovae.inspect import has_components, save_components
 from boovae.machine import choose_device, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.progress import Display, Silent
@@ -25,6 +26,7 @@ from boovae.training.trainer import Event, Interrupted, Trainer
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from boovae.data import Stream, Task
     from boovae.metrics.classifier import Classifier
@@ -92,10 +94,10 @@ class Run:
 
     # --- the log ------------------------------------------------------------------------------------------------
 
-    def events(self, kind: str | None = None) -> list[Event]:
-        """Return what `metrics.jsonl` says, all of it or one kind of event."""
+    def events(self, kind: str | None = None, length: int | None = None) -> list[Event]:
+        """Return what `metrics.jsonl` (or its first `length` bytes) says, all of it or one kind of event."""
         self._flush()
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        lines = (self.folder / "metrics.jsonl").read_bytes()[:length].splitlines()
         events = [json.loads(line) for line in lines]
         return [event for event in events if kind is None or event["event"] == kind]
 
@@ -163,6 +165,13 @@ class Run:
         trainer.learn(task, self)
         self._task_seconds, self._began = self.task_seconds, None
 
+    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and record of the newest checkpoint; nothing is changed."""
+        loaded = load_checkpoint(self.folder / "checkpoint", self.display.note)
+        if loaded is None:
+            raise InputError(f"{self.folder} has no checkpoint yet: continue it with `boovae train`")
+        return loaded
+
     def restore(self, trainer: Trainer) -> bool:
         """Put the trainer where the newest checkpoint was and cut the log back to it; False if there is none."""
         loaded = load_checkpoint(self.folder / "checkpoint", self.display.note)
@@ -204,28 +213,32 @@ def train(
         device=chosen,
         compile=compile == "on" or (compile == "auto" and _pays(planned, settings, chosen)),
     )
-    with _opened(out, settings, resume, trainer, command, display) as run, _signals(run):
+    with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):
             run.event(_run_event(settings, planned))
         _check_stream(run, planned)
-        classifier = _classifier(planned, trainer, metrics, run.display)
-        try:
-            _advance(run, trainer, planned, classifier, metrics)
-        except Interrupted:
-            raise RunError(f"stopped; everything is in {out}: the same command continues it") from None
+        if len(run.events("evaluation")) >= len(planned):
+            run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
+            return out
+        advance(run, trainer, planned, judge(planned, trainer, metrics, run.display), metrics)
         return out
 
 
-def _advance(run: Run, trainer: Trainer, stream: Stream, classifier: Classifier | None, metrics: Sequence[str]) -> None:
-    """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log."""
+def advance(
+    run: Run, trainer: Trainer, tasks: Sequence[Task | None], classifier: Classifier | None, metrics: Sequence[str]
+) -> None:
+    """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log.
+
+    A finished task is None where its images are not at hand.
+    """
     evaluations = run.events("evaluation")
-    while len(evaluations) < len(stream):
+    while len(evaluations) < len(tasks):
         if len(evaluations) < trainer.tasks_done:
             began = time.monotonic()
             progress = _watched(run)
             event = evaluate(
                 trainer,
-                stream[: trainer.tasks_done],
+                tasks[: trainer.tasks_done],
                 classifier,
                 evaluations,
                 metrics=metrics,
@@ -234,11 +247,14 @@ def _advance(run: Run, trainer: Trainer, stream: Stream, classifier: Classifier 
             evaluations.append(event)
             run.event(event)
             save_samples(trainer, run.folder / "samples" / f"task_{event['task']:02d}.png")
+            if has_components(trainer):
+                save_components(run, trainer)
             seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
             run.timing({"event": "task", "task": event["task"], **seconds, "steps": trainer.task_steps})
         else:
-            task = stream[trainer.tasks_done]
-            run.display.task(trainer.tasks_done, len(stream), task.name, run.settings.epochs)
+            task = tasks[trainer.tasks_done]
+            assert task is not None
+            run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.epochs)
             run.learn(trainer, task)
         run.checkpoint(trainer)
 
@@ -249,23 +265,27 @@ def save_samples(
     """Write a grid of one replica's samples as PNG."""
     from boovae.report.pictures import save_grid
 
-    images = generate(trainer.replicas, count, "grid", task)[replica]
+    images = generate(trainer, count, "grid", task)[replica]
     save_grid(path, images.cpu().numpy(), trainer.shape, pixel_range=trainer.pixel_range)
 
 
-def load_trainer(
-    folder: Path, stream: Stream, device: str = "auto", display: Display | None = None
-) -> tuple[Run, Trainer]:
-    """Open a finished or stopped run for evaluation; the caller closes the run."""
-    run = Run.open(folder, display)
-    trainer = Trainer(
-        run.settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=choose_device(device)
-    )
-    loaded = load_checkpoint(folder / "checkpoint", run.display.note)
-    if loaded is None:
-        raise InputError(f"{folder} has no checkpoint yet: continue it with `boovae train`")
-    trainer.load_state(*loaded)
-    return run, trainer
+def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
+    """Open a finished or stopped run without its data; the caller closes the run."""
+    with ExitStack() as stack:
+        run = stack.enter_context(Run.open(folder, display))
+        tensors, record = run.saved()
+        trainer = make_trainer(run, choose_device(device))
+        trainer.load_state(tensors, record)
+        stack.pop_all()
+        return run, trainer
+
+
+def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Trainer:
+    """Return a trainer as the log of a run describes it."""
+    head = run.events("run")[0]
+    low, high = head.get("pixel_range", (0.0, 1.0))
+    binarize = head["split"]["binarize"]
+    return Trainer(run.settings, tuple(head["shape"]), (low, high), binarize=binarize, device=device, compile=compile)
 
 
 def _planned(stream: Stream, settings: Settings) -> Stream:
@@ -310,6 +330,7 @@ def _run_event(settings: Settings, stream: Stream) -> Event:
         "method": settings.method,
         "dataset": settings.dataset,
         "shape": list(stream.shape),
+        "pixel_range": list(stream.pixel_range),
         "tasks": [task.name for task in stream],
         "split": stream.split_record,
     }
@@ -323,13 +344,13 @@ def _check_stream(run: Run, stream: Stream) -> None:
         )
 
 
-def _classifier(stream: Stream, trainer: Trainer, metrics: Sequence[str], display: Display) -> Classifier | None:
+def judge(stream: Stream, trainer: Trainer, metrics: Sequence[str], display: Display) -> Classifier | None:
     """Return the classifier that diversity and Fréchet distance need; one class alone needs none."""
     from boovae.metrics.classifier import trained_classifier
 
     if not {"diversity", "frechet"} & set(metrics) or len(stream.full.class_names) < 2:
         return None
-    return trained_classifier(stream, device=trainer.device, progress=lambda text: display.note(f"classifier: {text}"))
+    return trained_classifier(stream, device=trainer.device, progress=display.note)
 
 
 def _watched(run: Run) -> Callable[[float], None]:
@@ -356,19 +377,19 @@ def _lock(folder: Path) -> int:
 
 
 @contextmanager
-def _signals(run: Run) -> Iterator[None]:
+def signals(run: Run) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into a checkpoint and a clean end; a second Ctrl-C ends at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(number: int, frame: object) -> None:
         run.stop_requested = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, stop) for number in ours}
     try:
         yield
+    except Interrupted:
+        raise RunError(f"stopped; everything is in {run.folder}: the same command continues it") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -114,6 +114,24 @@ class Stream(Sequence[Task]):
     def __repr__(self) -> str:
         return f"Stream({self.name!r}: {len(self)} of {len(self.full)} tasks)"
 
+    def followed_by(self, other: Stream) -> Stream:
+        """Return these tasks and behind them those of another stream; classes of the same name are one class.
+
+        >>> letters = Stream.from_tasks([np.zeros((10, 4)), np.ones((10, 4))], names=["a", "b"])
+        >>> more = Stream.from_tasks([np.ones((10, 4)), np.zeros((10, 4))], names=["b", "c"])
+        >>> [task.classes for task in letters.followed_by(more)]
+        [(0,), (1,), (1,), (2,)]
+        """
+        if other.full is self.full:
+            return replace(self, tasks=(*self.tasks, *other.tasks), unsliced=self.full)
+        names = (*self.class_names, *(name for name in other.class_names if name not in self.class_names))
+        label_of = torch.tensor([names.index(name) for name in other.class_names])
+        tasks = (*self.tasks, *(_relabelled(task, label_of) for task in other.tasks))
+        content = [self.digest, other.digest, names, [task.classes for task in tasks]]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        record = {"parts": [self.split_record, other.split_record], "digest": digest}
+        return replace(self, class_names=names, split_record=record, tasks=tasks, unsliced=None)
+
     @classmethod
     def from_tasks(
         cls,
@@ -309,6 +327,11 @@ def _binarized(pixels: Tensor, binarize: str, code: int, seed: tuple[int, int]) 
         noise = np.random.default_rng([*seed, code]).random(pixels.shape, np.float32)
         return (torch.from_numpy(noise) < pixels).float()
     return pixels
+
+
+def _relabelled(task: Task, label_of: Tensor) -> Task:
+    train, valid, test = (Split(part.images, label_of[part.labels]) for part in (task.train, task.valid, task.test))
+    return Task(task.name, train, valid, test, tuple(sorted({int(label_of[label]) for label in task.classes})))
 
 
 def _digest(

@@ -4,8 +4,10 @@ and what it remembers. Methods combine: `a+b` is a and b at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.errors import InputError
+from boovae.nets import Nets
 from boovae.priors import NormalPrior, Prior, VampPrior
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
@@ -54,6 +57,14 @@ class Method:
     first_eligible = 0
     #: Tasks seen, the current one included. Capacities follow it, never the number of tasks planned.
     tasks_seen = 0
+    #: Whether the task of an image must be known to score it.
+    knows_task = False
+    #: Whether `track` is called after every step.
+    tracks = False
+    #: Names (their beginnings) of parameters that belong to one task alone and are frozen with it.
+    private: tuple[str, ...] = ()
+    #: Methods it cannot be combined with, and why.
+    clashes: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -80,8 +91,12 @@ class Method:
         """Return the method's own prior, or None for the one the settings name."""
         return None
 
-    def images(self, task: TaskImages) -> TaskImages:
-        """Return what is trained on: the task's images, perhaps with others mixed in."""
+    def adapt(self, nets: Nets) -> Nets:
+        """Return the encoder and decoder, perhaps with other layers."""
+        return nets
+
+    def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
+        """Return what is trained on: the task's images, perhaps with others mixed in; `replicas` are as they were."""
         return task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
@@ -91,9 +106,30 @@ class Method:
         """Return the random tensors that `penalty` wants in its batch, for one step of one replica."""
         return {}
 
+    def training_draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return random tensors that are in the batch in training only; validation goes without."""
+        return {}
+
     def state(self) -> dict[str, Tensor]:
         """Return what `penalty` finds in `batch["state"]`, {name: (R, ...)}; shapes stay the same within a task."""
         return {}
+
+    @contextmanager
+    def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
+        """Let the model of one replica be noisy while the ELBO is computed; without draws it must change nothing."""
+        yield
+
+    def track(
+        self,
+        state: dict[str, Tensor],
+        before: dict[str, Tensor],
+        gradients: dict[str, Tensor],
+        after: dict[str, Tensor],
+    ) -> None:
+        """Take note of a step: update `state` in place from parameters before and after it and the loss's gradients.
+
+        Everything has the leading axis R, or none where replicas run one after another.
+        """
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return named terms, each a scalar, that are added to the loss of one replica."""
@@ -104,6 +140,14 @@ class Method:
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Act when a task is learned; `replicas` hold the best snapshots. What is kept must show in `memory`."""
+
+    def view(self, replicas: Replicas, task: int) -> Replicas:
+        """Return the model as it is for images of a task."""
+        return replicas
+
+    def shared(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the networks' tensors that all tasks share."""
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(("prior.", *self.private))}
 
     def memory(self) -> dict[str, Tensor]:
         """Return all that survives a task besides the networks: {name: (R, ...)}."""
@@ -130,6 +174,14 @@ class Combination(Method):
         self.stores_examples = any(part.stores_examples for part in parts)
         self.first_eligible = max(part.first_eligible for part in parts)
         self.shared_memory = frozenset(f"{part.name}.{name}" for part in parts for name in part.shared_memory)
+        self.knows_task = any(part.knows_task for part in parts)
+        self.tracks = any(part.tracks for part in parts)
+        self.private = tuple(name for part in parts for name in part.private)
+        for part in parts:
+            part.private = self.private
+            for other, reason in part.clashes.items():
+                if other in self.parts:
+                    raise InputError(f"--method {self.name}: {reason}; leave out '{other}' or '{part.name}'")
 
     def events(self) -> list[dict[str, Any]]:
         """Return what all parts logged."""
@@ -149,10 +201,16 @@ class Combination(Method):
             raise InputError(f"--method {self.name}: {' and '.join(brought)} each bring a prior; use one of them")
         return next(iter(brought.values()), None)
 
-    def images(self, task: TaskImages) -> TaskImages:
+    def adapt(self, nets: Nets) -> Nets:
+        """Let all parts change the layers; first those that give a task layers of its own."""
+        for part in sorted(self.parts.values(), key=lambda part: not part.knows_task):
+            nets = part.adapt(nets)
+        return nets
+
+    def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
         """Hand the images through all parts."""
         for part in self.parts.values():
-            task = part.images(task)
+            task = part.images(replicas, task)
         return task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
@@ -166,9 +224,42 @@ class Combination(Method):
             f"{key}.{name}": draw for key, part in self.parts.items() for name, draw in part.draws(batch_size).items()
         }
 
+    def training_draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return all parts' draws under `part.name`."""
+        return {
+            f"{key}.{name}": draw
+            for key, part in self.parts.items()
+            for name, draw in part.training_draws(batch_size).items()
+        }
+
     def state(self) -> dict[str, Tensor]:
         """Return all parts' state under `part.name`."""
         return _joined({key: part.state() for key, part in self.parts.items()})
+
+    @contextmanager
+    def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
+        """Let all parts make noise."""
+        with ExitStack() as stack:
+            for key, part in self.parts.items():
+                stack.enter_context(part.perturbed(model, {**batch, **_part(batch, key)}))
+            yield
+
+    def track(
+        self,
+        state: dict[str, Tensor],
+        before: dict[str, Tensor],
+        gradients: dict[str, Tensor],
+        after: dict[str, Tensor],
+    ) -> None:
+        """Let all parts take note; each sees its own state."""
+        for key, part in self.parts.items():
+            part.track(_part(state, key), before, gradients, after)
+
+    def view(self, replicas: Replicas, task: int) -> Replicas:
+        """Return the model as the part that knows tasks has it."""
+        for part in self.parts.values():
+            replicas = part.view(replicas, task)
+        return replicas
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return all parts' terms; each part sees its own draws and state under their plain names."""

@@ -49,7 +49,7 @@ class Boo(Method):
         super().__init__(settings)
         self.greedy = settings.boo_objective != "corrective"
         self.first_eligible = 2 * settings.components if self.greedy else settings.boo_until
-        self.penalties = Penalties(settings)
+        self.penalties = Penalties(settings, settings.boo_lambda)
         self._memory: dict[str, Tensor] = {}
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:

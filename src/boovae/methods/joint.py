@@ -34,7 +34,7 @@ class Joint(Method):
             return VampPrior(self.settings.components * max(self.tasks_seen, 1), pixels, pixel_range)
         return None
 
-    def images(self, task: TaskImages) -> TaskImages:
+    def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
         """Put the images of all earlier tasks in front."""
         return merged(task, self._kept["train"], self._kept["valid"]) if self._kept else task
 

@@ -13,7 +13,7 @@ def ledger(trainer: Trainer) -> dict[str, Any]:
     method, replicas = trainer.method, len(trainer.replicas)
     memory = {
         name: tensor.nbytes if name in method.shared_memory else tensor.nbytes // replicas
-        for name, tensor in method.memory().items()
+        for name, tensor in sorted(method.memory().items())  # a checkpoint keeps no order
     }
     return {
         "memory": memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from boovae.metrics.cost import ledger
 from boovae.metrics.diversity import diversity
 from boovae.metrics.forgetting import forgetting
 from boovae.metrics.frechet import frechet_distance, moments
-from boovae.metrics.likelihood import log_likelihood
+from boovae.metrics.likelihood import LogLikelihood, log_likelihood
 from boovae.training.randomness import Draw, Generators
 from boovae.training.trainer import listed, matmul_precision
 
@@ -28,73 +29,89 @@ SAMPLE_CHUNK = 10_000
 
 
 @torch.no_grad()
-def generate(replicas: Replicas, count: int, purpose: str = "samples", task: int | None = None) -> Tensor:
+def generate(trainer: Trainer, count: int, purpose: str = "samples", task: int | None = None) -> Tensor:
     """Return `count` mean images from each replica's prior, (R, count, D); with `task`, from that task's part alone.
 
-    The random numbers depend on the replica's seed and the purpose only: every task is shown with the same ones.
+    The random numbers depend on the replica's seed and the purpose only: every task is shown with the same ones. Where
+    the model must know the task, all tasks take turns.
     """
+    replicas, method = trainer.replicas, trainer.method
     generators = Generators(replicas.seeds, replicas.device)
     draws = {
         "uniform": Draw("uniform", (count,)),
         "normal": Draw("normal", (count, replicas.model.latent_dim)),
     }
     noise = generators.draw_all(draws, purpose)
+    if not method.knows_task:
+        return _samples(replicas, noise, task)
+    tasks = range(max(trainer.tasks_done, 1)) if task is None else [task]
+    result = torch.empty(len(replicas), count, math.prod(trainer.shape), device=replicas.device)
+    for turn, owner in enumerate(tasks):
+        rows = {name: tensor[:, turn :: len(tasks)] for name, tensor in noise.items()}
+        if rows["uniform"].shape[1]:
+            result[:, turn :: len(tasks)] = _samples(method.view(replicas, owner), rows, owner)
+    return result
+
+
+def _samples(replicas: Replicas, noise: dict[str, Tensor], task: int | None) -> Tensor:
+    """Return the mean images of latents from the prior, (R, count, D), in chunks."""
 
     def sample(model: Any, uniform: Tensor, normal: Tensor) -> Tensor:
         images: Tensor = model.images(model.prior(model.posterior, task).sample(uniform, normal))
         return images
 
-    parts = [
-        replicas.map(
-            sample,
-            noise["uniform"][:, start : start + SAMPLE_CHUNK],
-            noise["normal"][:, start : start + SAMPLE_CHUNK],
-        )
-        for start in range(0, count, SAMPLE_CHUNK)
-    ]
-    return torch.cat(parts, dim=1)
+    chunks = zip(*(noise[name].split(SAMPLE_CHUNK, dim=1) for name in ("uniform", "normal")), strict=True)
+    return torch.cat([replicas.map(sample, *chunk) for chunk in chunks], dim=1)
 
 
 def evaluate(
     trainer: Trainer,
-    tasks: Sequence[Task],
+    tasks: Sequence[Task | None],
     classifier: Classifier | None,
     history: Sequence[dict[str, Any]],
     *,
     metrics: Sequence[str] = METRICS,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
-    """Return the evaluation event after the tasks seen; `history` holds the earlier ones, for forgetting."""
+    """Return the evaluation event after the tasks seen; `history` holds the earlier ones, for forgetting.
+
+    A task is None where its images are not at hand: its numbers are None, and so is what would need them.
+    """
     settings = trainer.settings
+    present = [task for task in tasks if task is not None]
+    if len(present) < len(tasks):
+        classifier = None  # samples of all tasks must not be judged by a part of them
     event: dict[str, Any] = {"event": "evaluation", "task": len(tasks) - 1, "seen": len(tasks)}
     with matmul_precision(trainer.device):
         if "nll" in metrics:
             event["nll"] = _nll(trainer, tasks, settings.samples, progress)
             event["forgetting"] = _forgetting([*history, event], trainer)
         if classifier is not None and {"diversity", "frechet"} & set(metrics):
-            features = classifier.features(generate(trainer.replicas, settings.generated))
+            features = classifier.features(generate(trainer, settings.generated))
             if "diversity" in metrics:
-                event["diversity"] = _diversity(features, tasks, classifier)
+                event["diversity"] = _diversity(features, present, classifier)
             if "frechet" in metrics:
-                event["frechet"] = _frechet(features, tasks, classifier)
+                event["frechet"] = _frechet(features, present, classifier)
             event["classifier"] = {"accuracy": classifier.accuracy, "digest": classifier.digest}
     event["ledger"] = ledger(trainer)
     return event
 
 
 def _nll(
-    trainer: Trainer, tasks: Sequence[Task], samples: int, progress: Callable[[float], None] | None
+    trainer: Trainer, tasks: Sequence[Task | None], samples: int, progress: Callable[[float], None] | None
 ) -> dict[str, Any]:
-    images = torch.cat([task.test.images for task in tasks]).to(trainer.device)
-    sizes = [len(task.test.images) for task in tasks]
+    parts = [None if task is None else task.test.images for task in tasks]
+    images = torch.cat([part for part in parts if part is not None]).to(trainer.device)
+    sizes = [0 if part is None else len(part) for part in parts]
     owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
-    result = log_likelihood(trainer.replicas, images, samples, tasks=owners, compile=trainer.compile, progress=progress)
+    result = _log_likelihood(trainer, images, owners, samples, progress)
 
     def per_task(values: Tensor) -> list[list[float | None]]:
         return [listed(part.mean(1).numpy()) for part in values.double().cpu().split(sizes, dim=1)]
 
+    pooled = listed(-result.log_prob.double().mean(1).cpu().numpy())
     return {
-        "pooled": listed(-result.log_prob.double().mean(1).cpu().numpy()),
+        "pooled": pooled if all(sizes) else [None] * len(pooled),
         "per_task": per_task(-result.log_prob),
         "own": per_task(-result.own),
         "effective_samples": per_task(result.effective_samples),
@@ -102,9 +119,35 @@ def _nll(
     }
 
 
+def _log_likelihood(
+    trainer: Trainer, images: Tensor, owners: Tensor, samples: int, progress: Callable[[float], None] | None
+) -> LogLikelihood:
+    """Return the likelihood of images (n, D) of tasks (n,), each under the model as it is for its task."""
+    replicas, method = trainer.replicas, trainer.method
+    if not method.knows_task:
+        return log_likelihood(replicas, images, samples, tasks=owners, compile=trainer.compile, progress=progress)
+    parts = []
+    present = owners.unique().tolist()
+    for done, task in enumerate(present):
+        mine = owners == task
+        parts.append(
+            log_likelihood(
+                method.view(replicas, task), images[mine], samples, tasks=owners[mine], compile=trainer.compile
+            )
+        )
+        if progress is not None:
+            progress((done + 1) / len(present))
+    return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
+
+
 def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str, Any]:
-    """Return the change of each task's NLL since it was learned; tasks learned before the log began are left out."""
-    own, pooled = ([event["nll"][key] for event in history] for key in ("own", "per_task"))
+    """Return the change of each task's NLL since it was learned; None where one of the two was not measured."""
+    nothing: list[float | None] = [None] * len(trainer.replicas)
+
+    def rows(key: str) -> list[list[list[float | None]]]:
+        return [event["nll"][key] if "nll" in event else [nothing] * event["seen"] for event in history]
+
+    own, pooled = rows("own"), rows("per_task")
     change = forgetting(own, pooled, trainer.sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
     return {
         "own": [listed(row.numpy()) for row in change.own],
@@ -115,7 +158,7 @@ def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str
 
 def _diversity(features: Tensor, tasks: Sequence[Task], classifier: Classifier) -> dict[str, Any]:
     """Return the spread of the samples with features (R, N, F) over the classes seen."""
-    classes = [label for task in tasks for label in task.classes]
+    classes = list(dict.fromkeys(label for task in tasks for label in task.classes))
     result = diversity(classifier.classify_features(features, classes), classes)
     return {
         "table": listed(result.table.cpu().numpy()),

@@ -1,11 +1,12 @@
-"""The prior of BooVAE: components are the encoder's posteriors at pseudo-inputs, a handful for each task."""
+"""Mixtures that grow by a handful of components with each task; the prior of BooVAE is one of them."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from boovae.distributions import DiagonalMixture, DiagonalNormal
 from boovae.priors.base import Density, Encoder, Prior
@@ -18,12 +19,12 @@ ROOM = 10
 Scope = Literal["current", "full"]
 
 
-class BoostedPrior(Prior):
+class TaskMixture(Prior):
     """r(z) = Σ_s ρ_s Σ_k v_sk N(z; mean_sk, variance_sk): task masses ρ, weights v inside a task.
 
     Components of finished tasks are stored Gaussians, or with `reencode` what the encoder makes of their pseudo-inputs
-    now. While a task is learned (`live`) its own components are encoded anew from their pseudo-inputs at every use,
-    with gradient; `elbo` says whether its images are scored by these alone or by the whole mixture.
+    now. While a task is learned (`live`) its own components are what `current` says; `elbo` says whether its images are
+    scored by these alone or by the whole mixture.
     """
 
     shares_mass = True
@@ -33,8 +34,7 @@ class BoostedPrior(Prior):
     log_variance: Tensor  # (T, K, L)
     log_weights: Tensor  # (T, K), each row adds up to one; rows without a task are empty
     log_masses: Tensor  # (T,), adds up to one, together with `live_log_mass` while a task is learned
-    live_inputs: Tensor  # (K, D) of the task in training
-    live_log_weights: Tensor  # (K,), adds up to one
+    live_log_weights: Tensor  # (K,) of the task in training, adds up to one
     live_log_mass: Tensor  # ()
 
     def __init__(
@@ -56,19 +56,18 @@ class BoostedPrior(Prior):
         self.register_buffer("log_variance", torch.zeros(rows, components, latent_dim))
         self.register_buffer("log_weights", torch.full((rows, components), EMPTY))
         self.register_buffer("log_masses", torch.full((rows,), EMPTY))
-        self.register_buffer("live_inputs", torch.zeros(components, pixels))
         self.register_buffer("live_log_weights", torch.full((components,), EMPTY))
         self.register_buffer("live_log_mass", torch.full((), EMPTY))
+
+    @abstractmethod
+    def current(self, encoder: Encoder) -> DiagonalMixture:
+        """Return the mixture of the components of the task in training."""
 
     def stored(self, encoder: Encoder) -> DiagonalNormal:
         """Return the Gaussians of finished tasks, (T, K, L)."""
         if self.reencode:
             return encoder(self.pseudo_inputs)
         return DiagonalNormal(self.mean, self.log_variance)
-
-    def current(self, encoder: Encoder) -> DiagonalMixture:
-        """Return the mixture of the components of the task in training, as the encoder sees them now."""
-        return DiagonalMixture(self.live_log_weights, *encoder(self.live_inputs))
 
     def before(self, encoder: Encoder) -> DiagonalMixture:
         """Return the mixture of all finished tasks."""
@@ -102,6 +101,42 @@ class BoostedPrior(Prior):
         """
         density = self.current(encoder) if self.live and self.elbo == "current" else self.forward(encoder)
         return posterior.log_prob(z) - density.log_prob(z)
+
+
+class BoostedPrior(TaskMixture):
+    """The prior of BooVAE: components are the encoder's posteriors at pseudo-inputs, with gradient while it learns."""
+
+    live_inputs: Tensor  # (K, D) of the task in training
+
+    def __init__(
+        self,
+        tasks: int,
+        components: int,
+        pixels: int,
+        latent_dim: int,
+        *,
+        elbo: Scope = "current",
+        reencode: bool = False,
+    ) -> None:
+        super().__init__(tasks, components, pixels, latent_dim, elbo=elbo, reencode=reencode)
+        self.register_buffer("live_inputs", torch.zeros(components, pixels))
+
+    def current(self, encoder: Encoder) -> DiagonalMixture:
+        """Return the mixture of the encodings of the live pseudo-inputs, as the encoder sees them now."""
+        return DiagonalMixture(self.live_log_weights, *encoder(self.live_inputs))
+
+
+class FreeMixture(TaskMixture):
+    """Components of the task in training are free Gaussians, learned with the networks."""
+
+    def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, *, elbo: Scope = "current") -> None:
+        super().__init__(tasks, components, pixels, latent_dim, elbo=elbo)
+        self.live_mean = nn.Parameter(torch.zeros(components, latent_dim))
+        self.live_log_variance = nn.Parameter(torch.zeros(components, latent_dim))
+
+    def current(self, encoder: Encoder) -> DiagonalMixture:
+        """Return the mixture of the free Gaussians."""
+        return DiagonalMixture(self.live_log_weights, self.live_mean, self.live_log_variance)
 
 
 def _flat(log_weights: Tensor, parts: DiagonalNormal) -> DiagonalMixture:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from boovae.report.components import Gain
+from boovae.report.log import Floats
 from boovae.report.numbers import deviation, mean
-from boovae.report.read import Epoch, Floats, Run
+from boovae.report.read import Epoch, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,17 +56,20 @@ class Series:
     marks: bool = False
 
 
-def line_chart(series: Sequence[Series], describe: str, x_label: str, y_label: str, clip: bool = False) -> str:
+def line_chart(
+    series: Sequence[Series], describe: str, x_label: str, y_label: str, clip: bool = False, salt: str = ""
+) -> str:
     """Return an SVG element; `describe` is its text alternative.
 
-    With `clip` the steep first epochs of every task may leave the frame, so that the rest can be seen.
+    With `clip` the steep first epochs of every task may leave the frame, so that the rest can be seen. Charts with the
+    same labels on one page need different `salt`.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     # Ids are hashes: salted by the chart's own text they are the same every time, yet never twice on a page.
-    with rc_context(STYLE | {"svg.hashsalt": y_label}):
+    with rc_context(STYLE | {"svg.hashsalt": y_label + salt}):
         figure = Figure(figsize=(5.0, 2.9))
         # Fixed margins: charts in a row line up, and an automatic layout would draw everything twice.
         axes = figure.add_axes((0.11, 0.17, 0.87, 0.73))
@@ -120,6 +125,12 @@ def over_tasks(run: Run, key: str, colour: int) -> Series:
     values = np.array([getattr(evaluation, key) for evaluation in run.evaluations], dtype=np.float64)
     seen = np.array([evaluation.task + 1.0 for evaluation in run.evaluations])
     return Series(seen, mean(values), np.nan_to_num(deviation(values)), colour, marks=True)
+
+
+def over_components(gain: Gain, colour: int) -> Series:
+    """Return by how much a task's divergence has fallen with so many components, from the smallest mixture on."""
+    gained = gain.divergence[:1] - gain.divergence
+    return Series(gain.sizes, mean(gained), np.nan_to_num(deviation(gained)), colour, marks=True)
 
 
 def over_epochs(run: Run, key: str, colour: int, dashed: bool = False) -> Series:

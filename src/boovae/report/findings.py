@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from boovae.report.log import Floats
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
-from boovae.report.read import Evaluation, Floats, Run
+from boovae.report.read import Evaluation, Run
 
 LEAST_ACCURACY = 0.9
 LEAST_EFFECTIVE_SAMPLES = 10.0
@@ -47,7 +48,11 @@ def headlines(run: Run) -> list[Headline]:
     seen = last.task + 1
     tasks = f"{seen} task{'s' if seen > 1 else ''}"
     rows = [
-        Headline("NLL, nats per image", plus_minus(last.nll), f"test images of {tasks}; lower is better"),
+        Headline(
+            "NLL, nats per image",
+            plus_minus(last.nll),
+            f"test images of {tasks}; lower is better" if np.isfinite(last.nll).any() else "not measured on every task",
+        ),
         _diversity(last),
         Headline(
             "Classifier accuracy",
@@ -74,8 +79,8 @@ def _forgetting_rows(run: Run, last: Evaluation) -> list[Headline]:
     worst_label, mean_label = "Forgetting, worst task", "Forgetting, mean"
     lost = forgetting(last)
     per_task = mean(lost)
-    if not np.isfinite(per_task).any():
-        detail = "needs at least two tasks" if last.task == 0 else "not measured"
+    if last.task == 0 or not np.isfinite(per_task).all():  # a part must not look like the whole
+        detail = "needs at least two tasks" if last.task == 0 else "not measured on every task"
         return [Headline(worst_label, MISSING, detail), Headline(mean_label, MISSING, detail)]
     worst = int(np.nanargmax(per_task))
     pooled, diluted = float(mean(mean(last.forgetting_pooled[:-1]))), float(mean(last.dilution[:-1]))
@@ -106,7 +111,7 @@ def _cost_rows(run: Run, last: Evaluation) -> list[Headline]:
 
 def warnings(run: Run) -> list[str]:
     """Return what makes the numbers of a run less than they seem."""
-    found = _divergences(run)
+    found = [*_divergences(run), *(_sentence(f"{text} (task “{run.task_name(task)}”)") for task, text in run.remarks)]
     if not run.evaluations:
         return found
     last = run.evaluations[-1]
@@ -115,7 +120,22 @@ def warnings(run: Run) -> list[str]:
             f"The classifier is right on only {percent(last.accuracy)} of the test images, so the class "
             "proportions and the diversity are rough."
         )
-    return found + _thin_samples(run, last) + _forgotten(run, last)
+    return found + _pruned_since(run) + _thin_samples(run, last) + _forgotten(run, last)
+
+
+def _sentence(text: str) -> str:
+    """Return what a method noted as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _pruned_since(run: Run) -> list[str]:
+    tasks = sorted({pruning.task for pruning in run.prunings if pruning.late})
+    if not tasks:
+        return []
+    return [
+        f"Components of {_names(run, tasks)} were pruned after the last evaluation: the numbers are those of the model "
+        "before; boovae eval measures it as it is now."
+    ]
 
 
 def _divergences(run: Run) -> list[str]:

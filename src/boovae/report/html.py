@@ -15,6 +15,7 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.report.charts import COLOURS, Series, line_chart, over_epochs, over_tasks
 from boovae.report.findings import headlines, warnings
+from boovae.report.gallery import chart_lines, rows
 from boovae.report.numbers import number
 from boovae.report.read import Run, read_run
 from boovae.report.tables import ledger, matrices
@@ -85,6 +86,8 @@ def _context(runs: Sequence[Run]) -> dict[str, Any]:
                 "notes": run.notes,
                 "headlines": headlines(run),
                 "film": _film(run),
+                "components": rows(run),
+                "gains": _gains(run, label),
                 "ledger": ledger(run, label),
             }
             for index, (run, label) in enumerate(zip(runs, labels, strict=True))
@@ -164,6 +167,13 @@ def _curves(runs: Sequence[Run]) -> list[Markup]:
     return [chart for chart in charts if chart]
 
 
+def _gains(run: Run, label: str) -> dict[str, Any]:
+    """Draw what each further component of a task gained."""
+    series, legend = chart_lines(run)
+    name = "gained over the smallest mixture, nats"
+    return {"chart": _chart(series, name, "components", salt=label), "legend": legend}
+
+
 def _training(runs: Sequence[Run]) -> list[Markup]:
     """Draw validation loss and KL over the epochs; for a single run the training loss too."""
     loss = [over_epochs(run, "valid_loss", index) for index, run in enumerate(runs)]
@@ -179,7 +189,7 @@ def _training(runs: Sequence[Run]) -> list[Markup]:
     return [chart for chart in charts if chart]
 
 
-def _chart(series: Sequence[Series], label: str, x_label: str, clip: bool = False) -> Markup:
+def _chart(series: Sequence[Series], label: str, x_label: str, clip: bool = False, salt: str = "") -> Markup:
     """Draw the series that have any number; an empty text where none has."""
     from markupsafe import Markup
 
@@ -187,7 +197,8 @@ def _chart(series: Sequence[Series], label: str, x_label: str, clip: bool = Fals
     if not full:
         return Markup("")
     ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in map(_ends, full))
-    return Markup(line_chart(full, f"{label} over {x_label}: {ends}", x_label, label, clip))  # text in it is ours alone
+    describe = f"{label} over {x_label}: {ends}"
+    return Markup(line_chart(full, describe, x_label, label, clip, salt))  # text in it is ours alone
 
 
 def _ends(line: Series) -> tuple[float, float]:

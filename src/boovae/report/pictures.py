@@ -21,6 +21,9 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 
 SEPARATOR = 112  # a grey that shows beside black digits and beside white clothes
+TILE = 40  # pixels an image of a gallery has at least
+GAP = 8  # pixels between the rows of a gallery
+LABEL_SIZE, LABEL_LENGTH = 14, 24  # of the names in a gallery: pixels, letters
 STRIP_WIDTH = 256  # pixels a heat-strip has at least, so that two features are still visible
 # Five stops of a perceptually even ramp (dark blue to yellow), readable without seeing red from green.
 RAMP = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], dtype=np.float64)
@@ -59,9 +62,68 @@ def grid(
 
 def save_grid(path: Path, images: npt.ArrayLike, shape: Sequence[int], **options: Any) -> None:
     """Write `grid(images, shape, **options)` to `path` as PNG; interrupted, it leaves the old file whole."""
+    write_file(Path(path), png(grid(images, shape, **options)))
+
+
+def gallery(
+    rows: Sequence[tuple[str, npt.ArrayLike]], shape: Sequence[int], pixel_range: tuple[float, float] = (0.0, 1.0)
+) -> Image:
+    """Lay named rows out below each other, the names at the left; a row is a pair of images n times, (2, n, D).
+
+    The first image of a pair stands above the second; features that are not images stand side by side instead.
+    """
+    from PIL import Image as Picture
+    from PIL import ImageDraw, ImageFont
+
+    if not rows:
+        raise InputError("there is nothing to show: give at least one row of images")
+    strips = [_pairs(np.asarray(images, dtype=np.float64), shape, pixel_range) for _, images in rows]
+    font = ImageFont.load_default(LABEL_SIZE)
+    names = [_short(name) for name, _ in rows]
+    margin = 3 * GAP + math.ceil(max(font.getlength(name) for name in names))
+    width = margin + max(strip.width for strip in strips) + GAP
+    sheet = Picture.new("RGB", (width, GAP + sum(strip.height + GAP for strip in strips)), "white")
+    draw = ImageDraw.Draw(sheet)
+    top = GAP
+    for name, strip in zip(names, strips, strict=True):
+        sheet.paste(strip, (margin, top))
+        draw.text((margin - 2 * GAP, top + strip.height / 2), name, fill="black", font=font, anchor="rm")
+        top += strip.height + GAP
+    return sheet
+
+
+def save_gallery(path: Path, rows: Sequence[tuple[str, npt.ArrayLike]], shape: Sequence[int], **options: Any) -> None:
+    """Write `gallery(rows, shape, **options)` to `path` as PNG."""
+    write_file(Path(path), png(gallery(rows, shape, **options)))
+
+
+def png(picture: Image) -> bytes:
+    """Return a picture as the content of a PNG file."""
     buffer = io.BytesIO()
-    grid(images, shape, **options).save(buffer, format="PNG")
-    write_file(Path(path), buffer.getvalue())
+    picture.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _pairs(images: Floats, shape: Sequence[int], pixel_range: tuple[float, float]) -> Image:
+    """Return pairs of images (2, n, D) as two rows of tiles, or of features as two columns of strips."""
+    if len(shape) == 1:
+        return grid(images.swapaxes(0, 1).reshape(-1, images.shape[2]), shape, columns=2, pixel_range=pixel_range)
+    return grid(images.reshape(-1, images.shape[2]), shape, images.shape[1], tile_scale(shape), pixel_range)
+
+
+def tile_scale(shape: Sequence[int]) -> int:
+    """Return how much an image must be enlarged to be seen without a lens.
+
+    >>> tile_scale((8, 8)), tile_scale((3, 64, 64))
+    (5, 1)
+    """
+    return max(1, math.ceil(TILE / max(shape[-2:]))) if len(shape) > 1 else 2
+
+
+def _short(name: str) -> str:
+    """Return a name as one line that can be drawn."""
+    line = " ".join(name.encode("utf-8", errors="replace").decode("utf-8").split())
+    return line if len(line) <= LABEL_LENGTH else f"{line[: LABEL_LENGTH - 1]}…"
 
 
 def _checked(

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from boovae.errors import InputError
-
-Floats = npt.NDArray[np.float64]
+from boovae.report.components import Component, Gain, Kept, Pruning, gains, kept, prunings, read_components
+from boovae.report.log import PNG, Event, Floats, read_bytes, read_events
 
 FORMAT = 1  # the newest version of metrics.jsonl this reader knows
-MOST_TASKS = 10_000  # a larger task number is a broken file, and would ask for a huge table
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,11 @@ class Run:
     samples: dict[int, bytes]
     config: dict[str, str]
     environment: dict[str, str]
+    components: list[Component]
+    gains: dict[int, Gain]
+    kept: dict[int, Kept]
+    prunings: list[Pruning]
+    remarks: list[tuple[int, str]]
     notes: list[str]
 
     @property
@@ -105,63 +108,11 @@ class Run:
         return self.task_names.get(task, f"task {task + 1}")
 
 
-@dataclass(frozen=True)
-class _Event:
-    """One line of a JSONL file that knows where it stands."""
-
-    where: str
-    data: dict[str, Any]
-
-    def error(self, problem: str) -> InputError:
-        return InputError(f"{self.where}: {problem}; restore the file, or resume the run to write it anew")
-
-    def value(self, dotted: str) -> Any:
-        """Return the value at `a.b`, or None where it is missing."""
-        node: Any = self.data
-        for key in dotted.split("."):
-            node = node.get(key) if isinstance(node, dict) else None
-        return node
-
-    def array(self, dotted: str, *shape: int) -> Floats:
-        """Return numbers of this shape; missing, null and infinite become NaN."""
-        raw = self.value(dotted)
-        if raw is None:
-            return np.full(shape, np.nan)
-        if len(shape) == 2 and isinstance(raw, list):
-            raw = [[None] * shape[1] if row is None else row for row in raw]
-        try:
-            array = np.array(raw, dtype=np.float64)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise self.error(f"'{dotted}' is not a list of numbers") from error
-        if array.shape != shape:
-            raise self.error(f"'{dotted}' has shape {array.shape}, expected {shape}")
-        return np.where(np.isfinite(array), array, np.nan)
-
-    def number(self, dotted: str) -> float:
-        return float(self.array(dotted))
-
-    def integer(self, dotted: str, below: int) -> int:
-        value = self.value(dotted)
-        if not isinstance(value, int) or not 0 <= value < below:
-            raise self.error(f"'{dotted}' must be a whole number from 0 to {below - 1}, got {value!r:.40}")
-        return value
-
-    def texts(self, dotted: str) -> list[str]:
-        value = self.value(dotted)
-        if not isinstance(value, list):
-            raise self.error(f"'{dotted}' must be a list, got {value!r:.40}")
-        return [str(item) for item in value]
-
-    def mapping(self, dotted: str) -> dict[str, Any]:
-        value = self.value(dotted)
-        return value if isinstance(value, dict) else {}
-
-
 def read_run(path: Path) -> Run:
     """Read a run folder; raise InputError naming the file and the remedy where that is impossible."""
     _require(path)
     notes: list[str] = []
-    events = list(_lines(path / "metrics.jsonl", notes))
+    events = list(read_events(path / "metrics.jsonl", notes))
     head = next((event for event in reversed(events) if event.value("event") == "run"), None)
     if head is None:
         raise InputError(
@@ -174,17 +125,18 @@ def read_run(path: Path) -> Run:
     seeds = head.texts("seeds")
     names = dict(enumerate(planned))
     names |= {
-        _task(e): str(e.value("name"))
+        e.task(): str(e.value("name"))
         for e in events
-        if e.value("event") == "task_start" and e.value("name") is not None
+        if e.value("event") in ("extend", "task_start") and e.value("name") is not None
     }
+    extended = {e.task() for e in events if e.value("event") == "extend"}
     return Run(
         path=path,
         name=path.resolve().name,
         method=str(head.value("method")),
         dataset=str(head.value("dataset")),
         seeds=seeds,
-        planned=len(planned),
+        planned=len(planned) + len(extended),
         task_names=names,
         epochs=_in_order([_epoch(e, len(seeds)) for e in events if e.value("event") == "epoch"]),
         divergences=[_divergence(e, len(seeds)) for e in events if e.value("event") == "divergence"],
@@ -193,6 +145,11 @@ def read_run(path: Path) -> Run:
         samples=_samples(path / "samples", notes),
         config=_settings(path / "config.toml", "TOML", tomllib.loads),
         environment=_settings(path / "environment.json", "JSON", json.loads),
+        components=read_components(path / "components.json", notes),
+        gains=gains(events, len(seeds)),
+        kept=kept(events, len(seeds)),
+        prunings=prunings(events, len(seeds)),
+        remarks=[(e.task(), str(e.value("text"))) for e in events if e.value("event") == "note"],
         notes=notes,
     )
 
@@ -226,34 +183,10 @@ def _require(path: Path) -> None:
         raise InputError(f"{path} lacks {', '.join(missing)}: copy the whole run folder, or run 'boovae train' again")
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-
-
-def _lines(path: Path, notes: list[str]) -> Iterator[_Event]:
-    """Yield the objects of a JSONL file; a torn last line becomes a note, a broken one before it an error."""
-    lines = [(number, line) for number, line in enumerate(_bytes(path).split(b"\n"), start=1) if line.strip()]
-    for number, line in lines:
-        try:
-            data = json.loads(line)
-            if not isinstance(data, dict):
-                raise ValueError("not an object")
-        except (ValueError, RecursionError) as error:
-            if number == lines[-1][0]:
-                notes.append(f"The last line of {path.name} is torn, probably by an interrupted write; it is left out.")
-                return
-            message = f"{path}, line {number} is not a JSON object; restore the file, or remove that line"
-            raise InputError(message) from error
-        yield _Event(f"{path}, line {number}", data)
-
-
 def _settings(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, str]:
     """Return the settings in a TOML or JSON file as `section.key -> text`."""
     try:
-        tree = parse(_bytes(path).decode("utf-8"))
+        tree = parse(read_bytes(path).decode("utf-8"))
         if not isinstance(tree, dict):
             raise ValueError("not a table of settings")
         return flatten(tree)
@@ -261,11 +194,7 @@ def _settings(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, s
         raise InputError(f"{path} is not valid {kind} ({error}); restore it from a copy of the run") from error
 
 
-def _task(event: _Event) -> int:
-    return event.integer("task", below=MOST_TASKS)
-
-
-def _epoch(event: _Event, replicas: int) -> Epoch:
+def _epoch(event: Event, replicas: int) -> Epoch:
     active = event.value("active")
     stopped = np.array([a is False for a in active]) if isinstance(active, list) else np.zeros(replicas, dtype=bool)
     if stopped.shape != (replicas,):
@@ -275,7 +204,7 @@ def _epoch(event: _Event, replicas: int) -> Epoch:
         return np.where(stopped, np.nan, event.array(dotted, replicas))
 
     number = event.integer("epoch", below=10**9)
-    return Epoch(_task(event), number, running("train.loss"), running("valid.loss"), running("valid.kl"))
+    return Epoch(event.task(), number, running("train.loss"), running("valid.loss"), running("valid.kl"))
 
 
 def _in_order(epochs: list[Epoch]) -> list[Epoch]:
@@ -284,20 +213,20 @@ def _in_order(epochs: list[Epoch]) -> list[Epoch]:
     return [latest[key] for key in sorted(latest)]
 
 
-def _divergence(event: _Event, replicas: int) -> Divergence:
+def _divergence(event: Event, replicas: int) -> Divergence:
     epoch = event.integer("epoch", below=10**9)
     replica = event.integer("replica", below=replicas)
-    return Divergence(_task(event), epoch, replica, event.value("retry") == "frozen")
+    return Divergence(event.task(), epoch, replica, event.value("retry") == "frozen")
 
 
-def _evaluations(events: list[_Event], replicas: int) -> list[Evaluation]:
+def _evaluations(events: list[Event], replicas: int) -> list[Evaluation]:
     """Return one evaluation per task: where a run was evaluated again, the latest."""
-    latest = {_task(e): _evaluation(e, replicas) for e in events if e.value("event") == "evaluation"}
+    latest = {e.task(): _evaluation(e, replicas) for e in events if e.value("event") == "evaluation"}
     return [latest[task] for task in sorted(latest)]
 
 
-def _evaluation(event: _Event, replicas: int) -> Evaluation:
-    task = _task(event)
+def _evaluation(event: Event, replicas: int) -> Evaluation:
+    task = event.task()
     seen = task + 1
     classes = event.texts("diversity.classes") if event.value("diversity.classes") is not None else []
     memory = event.mapping("ledger.memory")
@@ -316,7 +245,7 @@ def _evaluation(event: _Event, replicas: int) -> Evaluation:
         forgetting=event.array("forgetting.own", seen, replicas),
         forgetting_pooled=event.array("forgetting.pooled", seen, replicas),
         dilution=event.array("forgetting.dilution", seen),
-        memory={str(name): _Event(event.where, {"bytes": size}).number("bytes") for name, size in memory.items()},
+        memory={str(name): Event(event.where, {"bytes": size}).number("bytes") for name, size in memory.items()},
         memory_bytes=event.number("ledger.memory_bytes"),
         images_stored=event.number("ledger.images_stored"),
         parameters=event.number("ledger.parameters"),
@@ -328,8 +257,8 @@ def _timings(path: Path, notes: list[str]) -> dict[int, Timing]:
     if not path.is_file():
         return {}
     return {
-        _task(e): Timing(e.number("train_seconds"), e.number("evaluate_seconds"), e.number("steps"))
-        for e in _lines(path, notes)
+        e.task(): Timing(e.number("train_seconds"), e.number("evaluate_seconds"), e.number("steps"))
+        for e in read_events(path, notes)
         if e.value("event") == "task"
     }
 
@@ -341,8 +270,8 @@ def _samples(folder: Path, notes: list[str]) -> dict[int, bytes]:
         number = re.fullmatch(r"task_(\d{1,5})\.png", path.name, re.ASCII)
         if number is None:
             continue
-        content = _bytes(path)
-        if content.startswith(b"\x89PNG\r\n\x1a\n"):
+        content = read_bytes(path)
+        if content.startswith(PNG):
             pictures[int(number[1])] = content
         else:
             notes.append(f"samples/{path.name} is not a PNG picture; it is left out.")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from boovae.report.log import Floats
 from boovae.report.numbers import change, deviation, duration, mean, number, size
-from boovae.report.read import Evaluation, Floats, Run
+from boovae.report.read import Evaluation, Run
 
 STRONGEST = 78  # per cent of the heat colour: text on it stays readable
 

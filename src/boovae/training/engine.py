@@ -26,6 +26,8 @@ VALIDATION_CHUNK = 1000
 
 Batch = dict[str, Any]
 Objective = Callable[[VAE, Batch], dict[str, Tensor]]
+#: What takes note of a step: (state, parameters before it, gradients, parameters after it).
+Track = Callable[[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]], None]
 
 
 class Engine:
@@ -35,9 +37,12 @@ class Engine:
     holds `x` (B, D), `weight` (B,) (adds up to one), `kl_weight` () and the random tensors of the step.
     """
 
-    def __init__(self, replicas: Replicas, objective: Objective, *, compile: bool) -> None:
+    def __init__(
+        self, replicas: Replicas, objective: Objective, *, track: Track | None = None, compile: bool = False
+    ) -> None:
         self.replicas = replicas
         self.objective = objective
+        self.track = track
         self.captures = replicas.device.type == "cuda"
         self._make_moments()
         self.rate = torch.zeros(len(replicas), device=replicas.device)
@@ -160,8 +165,11 @@ class Engine:
         if rate.dim() == 1:
             gradient_of = vmap(gradient_of)
         gradients, terms = gradient_of(parameters, buffers, batch)
+        before = {name: tensor.clone() for name, tensor in parameters.items()} if self.track is not None else {}
         p, g, m, v = ([tensors[name] for name in parameters] for tensors in (parameters, gradients, first, second))
         adam_step(p, g, m, v, rate, steps)
+        if self.track is not None:
+            self.track(batch["state"], before, gradients, parameters)
         return terms  # type: ignore[no-any-return]
 
     def _loss(
@@ -210,6 +218,8 @@ class Engine:
         """Record `function` as a CUDA graph; recording runs it for real, so the state is put back afterwards."""
         dictionaries = (self.replicas.parameters, self.first, self.second)
         state = [tensor for tensors in dictionaries for tensor in tensors.values()] + [self.steps, self._position]
+        if self.track is not None:
+            state += self.state.values()
         kept = [tensor.clone() for tensor in state]
         totals = {name: total.clone() for name, total in self.totals.items()}
         graph = capture(function)

@@ -7,6 +7,7 @@ busy, one after another.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,12 @@ class Replicas:
             name: torch.stack([buffer] * len(self)).contiguous() for name, buffer in self.model.named_buffers()
         }
         self._call = _Call(self.model)
+
+    def replaced(self, parameters: dict[str, Tensor]) -> Replicas:
+        """Return these replicas with other parameters; nothing is copied."""
+        other = copy.copy(self)
+        other.parameters = {**self.parameters, **parameters}
+        return other
 
     def __len__(self) -> int:
         return len(self.seeds)

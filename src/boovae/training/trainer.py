@@ -71,7 +71,9 @@ class Trainer:
         self.compile = compile
         self.method = make_method(settings)
         self.replicas = Replicas(self.build, settings.seeds, self.device)
-        self.engine = Engine(self.replicas, self.objective, compile=compile)
+        self.engine = Engine(
+            self.replicas, self.objective, track=self.method.track if self.method.tracks else None, compile=compile
+        )
         self.generators = Generators(settings.seeds, self.device)
         self.sizes: list[int] = []  # training images of each finished task
         self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up for good
@@ -85,6 +87,7 @@ class Trainer:
         settings, pixels = self.settings, math.prod(self.shape)
         prior = self.method.make_prior(pixels, self.pixel_range)
         nets = make_nets(settings.net, self.shape, settings.latent_dim, settings.log_variance_range)
+        nets = self.method.adapt(nets)
         if prior is None:
             prior = default_prior(settings, pixels, self.pixel_range)
         return VAE(*nets, make_likelihood(settings.likelihood), prior, settings.latent_dim)
@@ -101,7 +104,8 @@ class Trainer:
         x, weight = batch["x"], batch["weight"]
         if "pixels" in batch:
             x = (batch["pixels"] < x).to(x.dtype)
-        bound = model.bound(x, batch["latent"])
+        with self.method.perturbed(model, batch):
+            bound = model.bound(x, batch["latent"])
         reconstruction, kl = (bound.reconstruction * weight).sum(), (bound.kl * weight).sum()
         penalties = self.method.penalty(model, batch)
         loss = reconstruction + batch["kl_weight"] * kl + sum(penalties.values())
@@ -112,6 +116,8 @@ class Trainer:
         draws = {"latent": Draw("normal", (batch_size, self.settings.latent_dim))}
         if training and self.binarize == "dynamic":
             draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
+        if training:
+            draws |= self.method.training_draws(batch_size)
         return draws | self.method.draws(batch_size)
 
     # --- one task -----------------------------------------------------------------------------------------------
@@ -138,7 +144,8 @@ class Trainer:
         train, valid = (split.images.to(self.device) for split in (task.train, task.valid))
         self._own_images = len(train)
         self.method.see(index + 1)
-        return self.method.images(TaskImages(index, task.name, train, valid, len(train), tuple(self.sizes)))
+        images = TaskImages(index, task.name, train, valid, len(train), tuple(self.sizes))
+        return self.method.images(self.replicas, images)
 
     def _begin(self, images: TaskImages) -> None:
         """Prepare a task, or take it up again where a checkpoint left it."""
@@ -303,6 +310,8 @@ class Trainer:
             tensors |= _prefixed("first", engine.first) | _prefixed("second", engine.second)
             tensors |= _prefixed("totals", engine.totals) | {"steps": engine.steps}
             tensors |= _prefixed("control", self.control.tensors())
+            if self.method.tracks:
+                tensors |= _prefixed("state", self.method.state())
             record |= {"epoch": self.epoch, "block": self.block}
         return tensors, record
 
@@ -333,6 +342,8 @@ class Trainer:
         """Put back what a task had reached; called once the method has begun it anew from its starting point."""
         self._load_model(_part(tensors, "model"))
         self.engine.steps.copy_(tensors["steps"])
+        for name, tensor in _part(tensors, "state").items():
+            self.engine.state[name].copy_(tensor)
         for moments, saved in ((self.engine.first, "first"), (self.engine.second, "second")):
             for name, tensor in _part(tensors, saved).items():
                 moments[name].copy_(tensor)

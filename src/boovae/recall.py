@@ -1,0 +1,110 @@
+"""The images of a run's tasks, as far as they are at hand: later, or on another machine, old data may be gone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from boovae.config import Settings
+from boovae.data import DATASETS, Stream, Task, load_stream
+from boovae.data.arrays import MAX_CLASSES
+from boovae.errors import InputError
+
+Event = dict[str, Any]
+
+
+def load_data(
+    settings: Settings, data_dir: Path | None = None, source: str | None = None, *, download: bool = True
+) -> Stream:
+    """Return the dataset of a run as the settings describe it; of another `source`, all classes as one task."""
+    name = settings.dataset if source is None else source
+    if not download and name in DATASETS and not DATASETS[name].is_present(data_dir):
+        raise InputError(f"{name} is not on this disk")
+    return load_stream(
+        name,
+        data_dir=data_dir,
+        seed=settings.data_seed,
+        classes_per_task=settings.classes_per_task if source is None else MAX_CLASSES,
+        class_order=settings.class_order if source is None else None,
+        limit=settings.limit,
+        binarize=settings.binarize,
+    )
+
+
+@dataclass
+class Past:
+    """The tasks that a run has begun, in parts: names, and the images or why they are not at hand."""
+
+    own: Stream | str  # the whole of the run's own dataset
+    own_tasks: int  # how many of its tasks have been begun
+    parts: list[tuple[Sequence[str], Stream | str]] = field(default_factory=list)
+
+    def add(self, names: Sequence[str], found: Stream | str) -> None:
+        """Put tasks behind those that are there."""
+        self.parts.append((names, found))
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why images are not at hand, by the name of the task."""
+        return {name: found for names, found in self.parts if isinstance(found, str) for name in names}
+
+    @property
+    def stream(self) -> Stream | None:
+        """All tasks together; None if one is missing."""
+        found = [part for _, part in self.parts if isinstance(part, Stream)]
+        return functools.reduce(Stream.followed_by, found) if len(found) == len(self.parts) else None
+
+    @property
+    def tasks(self) -> list[Task | None]:
+        """All tasks; None where the images are not at hand."""
+        whole = self.stream
+        if whole is not None:
+            return list(whole)
+        return [task for names, part in self.parts for task in ([None] * len(names) if isinstance(part, str) else part)]
+
+    def explain(self) -> str:
+        """Say what is missing and what that costs."""
+        names, reasons = ", ".join(self.missing), "; ".join(dict.fromkeys(self.missing.values()))
+        return (
+            f"no images of {names} ({reasons}): their NLL and the pooled NLL are null, diversity and Fréchet distance "
+            "are left out"
+        )
+
+
+def recall(
+    settings: Settings,
+    head: Event,
+    extensions: Sequence[Event],
+    data_dir: Path | None = None,
+    *,
+    download: bool = True,
+) -> Past:
+    """Return the images of a run's tasks: `head` is its `run` event, `extensions` are its `extend` events.
+
+    Only what is the same as when the run was trained counts as being at hand.
+    """
+    past = Past(_found(settings, head, data_dir, None, download), own_tasks=0)
+    past.add(head["tasks"], _own(past, len(head["tasks"])))
+    for event in extensions:
+        source = event["source"]
+        own = source is None
+        past.add([event["name"]], _own(past, 1) if own else _found(settings, event, data_dir, source, download))
+    return past
+
+
+def _own(past: Past, count: int) -> Stream | str:
+    """Return the next tasks of the run's own dataset."""
+    first, past.own_tasks = past.own_tasks, past.own_tasks + count
+    return past.own if isinstance(past.own, str) else past.own[first : past.own_tasks]
+
+
+def _found(settings: Settings, event: Event, data_dir: Path | None, source: str | None, download: bool) -> Stream | str:
+    """Return the images that an event speaks of, or why they are not at hand."""
+    try:
+        stream = load_data(settings, data_dir, source, download=download)
+    except InputError as error:
+        return str(error)
+    return stream if stream.digest == event["split"]["digest"] else f"{stream.name} holds other images now"

@@ -1,0 +1,130 @@
+"""The panel of learned components: a picture of each with its weight and its cost, task by task, and what more gain."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from boovae.report.charts import COLOURS, Series, over_components
+from boovae.report.components import Component
+from boovae.report.log import Floats
+from boovae.report.numbers import MISSING, number, percent
+from boovae.report.read import Run
+
+SHOWN = 60  # components of a task on the page, the dearest
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One component: the pseudo-input and its decoded twin, the weight and the cost."""
+
+    pseudo_input: str
+    decoded: str
+    alt: str
+    decoded_alt: str
+    weight: str
+    cost: str
+    wide: bool  # a strip of colours, not an image
+
+
+@dataclass(frozen=True)
+class Row:
+    """The components of one task."""
+
+    name: str
+    story: str
+    tiles: list[Tile]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A task in the legend of the chart; `colour` as in the chart."""
+
+    label: str
+    colour: int
+    dashed: bool
+
+
+def rows(run: Run) -> list[Row]:
+    """Return the components of every task that has any, the dearest first."""
+    found = []
+    for task in sorted({component.task for component in run.components}):
+        mine = [component for component in run.components if component.task == task]
+        mine.sort(key=lambda component: -component.cost if math.isfinite(component.cost) else math.inf)
+        name = run.task_name(task)
+        tiles = [_tile(component, name, only=len(mine) == 1) for component in mine[:SHOWN]]
+        found.append(Row(name, _story(run, task, len(mine)), tiles))
+    return found
+
+
+def chart_lines(run: Run) -> tuple[list[Series], list[Line]]:
+    """Return what each further component gained, a line for each task, and the legend."""
+    series = [over_components(gain, colour) for colour, gain in enumerate(run.gains.values())]
+    legend = [Line(run.task_name(task), colour % COLOURS, colour >= COLOURS) for colour, task in enumerate(run.gains)]
+    return series, legend
+
+
+def _tile(component: Component, name: str, *, only: bool) -> Tile:
+    weight = percent(component.weight)
+    cost = "the only one" if only else nats(component.cost)
+    loss = "it is the only one" if only else f"dropping it costs {cost}"
+    width, height = (int.from_bytes(component.decoded[at : at + 4], "big") for at in (16, 20))  # of the PNG's head
+    return Tile(
+        pseudo_input=_source(component.pseudo_input),
+        decoded=_source(component.decoded),
+        alt=f"Pseudo-input {component.place} of task {name}: weight {weight}, {loss}",
+        decoded_alt=f"Decoded image of pseudo-input {component.place}",
+        weight=weight,
+        cost=cost,
+        wide=width > 2 * height,
+    )
+
+
+def _source(picture: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture).decode("ascii")
+
+
+def nats(cost: float) -> str:
+    """Write a cost.
+
+    >>> nats(0.01234), nats(2.5), nats(0.0002), nats(float("nan"))
+    ('0.012 nats', '2.50 nats', '≈ 0 nats', '–')
+    """
+    if not math.isfinite(cost):
+        return MISSING
+    if cost < 0.001:
+        return "≈ 0 nats"
+    return f"{number(cost, 3 if cost < 1 else None)} nats"
+
+
+def _story(run: Run, task: int, count: int) -> str:
+    """Say how many components a task has and how they came to be so many."""
+    several = " in each replica" if len(run.seeds) > 1 else ""
+    text = f"{count} component{'s' if count > 1 else ''}"
+    if count > SHOWN:
+        text += f", the {SHOWN} dearest of them here"
+    if task in run.kept:
+        kept = run.kept[task]
+        if _span(kept.kept) != str(count) or (kept.twins > 0).any():
+            text += f"; {_span(kept.kept)} kept when the task ended{several}"
+        if (kept.twins > 0).any():
+            text += f", {_span(kept.twins)} merged as duplicates"
+    dropped = sum((pruning.dropped for pruning in run.prunings if pruning.task == task), np.zeros(len(run.seeds)))
+    if (dropped > 0).any():
+        text += f"; {_span(dropped)} pruned since"
+    return f"{text}."
+
+
+def _span(counts: Floats) -> str:
+    """Write the numbers of all replicas as a range.
+
+    >>> _span(np.array([14.0, 15.0])), _span(np.array([3.0, 3.0]))
+    ('14 to 15', '3')
+    """
+    finite: Sequence[float] = counts[np.isfinite(counts)].tolist() or [math.nan]
+    low, high = number(min(finite), 0), number(max(finite), 0)
+    return low if low == high else f"{low} to {high}"

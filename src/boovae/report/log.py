@@ -1,0 +1,105 @@
+"""The lines of a run's logs, each an event that knows where it stands; nothing in them is trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from boovae.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+
+PNG = b"\x89PNG\r\n\x1a\n"  # how a picture of a run folder begins
+MOST_TASKS = 10_000  # a larger task number is a broken file, and would ask for a huge table
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a JSONL file that knows where it stands."""
+
+    where: str
+    data: dict[str, Any]
+
+    def error(self, problem: str) -> InputError:
+        """Return the error that names the place and the remedy."""
+        return InputError(f"{self.where}: {problem}; restore the file, or resume the run to write it anew")
+
+    def value(self, dotted: str) -> Any:
+        """Return the value at `a.b`, or None where it is missing."""
+        node: Any = self.data
+        for key in dotted.split("."):
+            node = node.get(key) if isinstance(node, dict) else None
+        return node
+
+    def array(self, dotted: str, *shape: int) -> Floats:
+        """Return numbers of this shape; missing, null and infinite become NaN."""
+        raw = self.value(dotted)
+        if raw is None:
+            return np.full(shape, np.nan)
+        if len(shape) == 2 and isinstance(raw, list):
+            raw = [[None] * shape[1] if row is None else row for row in raw]
+        try:
+            array = np.array(raw, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self.error(f"'{dotted}' is not a list of numbers") from error
+        if array.shape != shape:
+            raise self.error(f"'{dotted}' has shape {array.shape}, expected {shape}")
+        return np.where(np.isfinite(array), array, np.nan)
+
+    def number(self, dotted: str) -> float:
+        """Return a number; missing, null and infinite become NaN."""
+        return float(self.array(dotted))
+
+    def task(self) -> int:
+        """Return the number of the task it is about."""
+        return self.integer("task", below=MOST_TASKS)
+
+    def integer(self, dotted: str, below: int) -> int:
+        """Return a whole number from 0 up."""
+        value = self.value(dotted)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < below:
+            raise self.error(f"'{dotted}' must be a whole number from 0 to {below - 1}, got {value!r:.40}")
+        return value
+
+    def texts(self, dotted: str) -> list[str]:
+        """Return a list, its entries as text."""
+        value = self.value(dotted)
+        if not isinstance(value, list):
+            raise self.error(f"'{dotted}' must be a list, got {value!r:.40}")
+        return [str(item) for item in value]
+
+    def mapping(self, dotted: str) -> dict[str, Any]:
+        """Return an object; empty where there is none."""
+        value = self.value(dotted)
+        return value if isinstance(value, dict) else {}
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+
+
+def read_events(path: Path, notes: list[str]) -> Iterator[Event]:
+    """Yield the objects of a JSONL file; a torn last line becomes a note, a broken one before it an error."""
+    lines = [(number, line) for number, line in enumerate(read_bytes(path).split(b"\n"), start=1) if line.strip()]
+    for number, line in lines:
+        try:
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            if number == lines[-1][0]:
+                notes.append(f"The last line of {path.name} is torn, probably by an interrupted write; it is left out.")
+                return
+            message = f"{path}, line {number} is not a JSON object; restore the file, or remove that line"
+            raise InputError(message) from error
+        yield Event(f"{path}, line {number}", data)
