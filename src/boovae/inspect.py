@@ -26,7 +26,7 @@ from boovae.boosting import component_log_probs
 from boovae.distributions import DiagonalNormal
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.priors.boosted import EMPTY, BoostedPrior
+from boovae.priors.boosted import EMPTY, TaskMixture
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import replica_of
 from boovae.training.trainer import Event, Trainer
@@ -125,7 +125,7 @@ def _noise(trainer: Trainer, task: int, replicas: slice = slice(None)) -> Tensor
 
 def has_components(trainer: Trainer) -> bool:
     """Whether the prior stores components."""
-    return isinstance(trainer.replicas.model.prior, BoostedPrior)
+    return isinstance(trainer.replicas.model.prior, TaskMixture)
 
 
 def require_components(trainer: Trainer) -> None:
@@ -162,7 +162,7 @@ def components(trainer: Trainer, replica: int = 0) -> list[Component]:
 
 def _gaussians_and_images(model: VAE) -> tuple[DiagonalNormal, Tensor]:
     """Return the stored Gaussians (T, K, L) of one replica and the mean images (T, K, D) at their means."""
-    assert isinstance(model.prior, BoostedPrior)
+    assert isinstance(model.prior, TaskMixture)
     parts = model.prior.stored(model.posterior)
     return parts, model.images(parts.mean)
 

@@ -36,9 +36,10 @@ REFERENCE_RANGE = (-5.0, -2.0)
 class Penalties:
     """R_enc and R_dec on the stored components, weighted by lambda."""
 
-    def __init__(self, settings: Settings, strength: float) -> None:
+    def __init__(self, settings: Settings, strength: float, *, reduction: str | None = None) -> None:
         self.settings = settings
         self.strength = strength
+        self.reduction = reduction or settings.boo_reduction
         self.state: dict[str, Tensor] = {}
 
     def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor]) -> None:
@@ -76,7 +77,7 @@ class Penalties:
         stored = DiagonalNormal(before.mean, before.log_variance)
         now = model.posterior(_mixture(model).pseudo_inputs.flatten(0, 1))
         side = self.settings.boo_divergence
-        if self.settings.boo_reduction != "reference":
+        if self.reduction != "reference":
             return (self._shares(weights) * stored.divergence(now, side)).sum()
         mixture = DiagonalMixture(before.log_weights, *now)
         there, here = stored.rsample(noise[0]), now.rsample(noise[1])
@@ -89,19 +90,19 @@ class Penalties:
         """Return R_dec against the stored outputs `decoded` (C, D); noise (C, L)."""
         before, weights = _old(model)
         log_variance = before.log_variance
-        if self.settings.boo_reduction == "reference":
+        if self.reduction == "reference":
             log_variance = log_variance.clamp(*REFERENCE_RANGE)
         z = DiagonalNormal(before.mean, log_variance).rsample(noise)
         # The stored side comes first: forward is KL[stored ‖ now], reverse KL[now ‖ stored].
         divergence = model.likelihood.divergence(decoded, model.decode(z), self.settings.boo_divergence)
         shares = self._shares(weights)
-        if self.settings.boo_reduction == "reference":
+        if self.reduction == "reference":
             shares = torch.where(weights > 0, _mixture(model).log_weights.flatten().exp(), 0.0)
         return (shares * divergence).sum()
 
     def _shares(self, weights: Tensor) -> Tensor:
         """Return what each component (C,) counts: 1 in a sum, its weight in a mean."""
-        return (weights > 0).to(weights.dtype) if self.settings.boo_reduction == "sum" else weights
+        return (weights > 0).to(weights.dtype) if self.reduction == "sum" else weights
 
     def remember(self, replicas: Replicas, memory: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the decoder's output at each component's mean, kept from the end of its task on."""

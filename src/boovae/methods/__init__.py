@@ -8,9 +8,19 @@ from boovae.methods.base import Combination, Method, TaskImages
 from boovae.methods.boo import Boo
 from boovae.methods.distill import Distill
 from boovae.methods.joint import Joint
+from boovae.methods.mog import MoG
+from boovae.methods.multihead import Multihead
 from boovae.methods.standard import Standard
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Standard, Joint, Boo, Distill)}
+ALL: tuple[type[Method], ...] = (
+    Standard,
+    Joint,
+    Boo,
+    Distill,
+    MoG,
+    Multihead,
+)
+METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
 
 
 def register(method: type[Method]) -> type[Method]:

@@ -83,6 +83,9 @@ class Method:
         events, self._events = self._events, []
         return events
 
+    def check(self) -> None:
+        """Refuse settings that make no sense in this combination; called once all parts are known."""
+
     def see(self, tasks: int) -> None:
         """Take note of how many tasks have been seen, the current one included."""
         self.tasks_seen = tasks
@@ -182,6 +185,7 @@ class Combination(Method):
             for other, reason in part.clashes.items():
                 if other in self.parts:
                     raise InputError(f"--method {self.name}: {reason}; leave out '{other}' or '{part.name}'")
+            part.check()
 
     def events(self) -> list[dict[str, Any]]:
         """Return what all parts logged."""

@@ -27,19 +27,15 @@ from boovae.boosting import dropped, merged
 from boovae.components import Minorisation
 from boovae.config import Settings
 from boovae.distributions import DiagonalNormal
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.base import TaskImages
+from boovae.methods.mixture import MixtureMethod
 from boovae.penalties import Penalties
 from boovae.priors import Prior
 from boovae.priors.boosted import EMPTY, BoostedPrior
-from boovae.training.engine import Batch
-from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
-from boovae.vae import VAE
-
-MEMORY = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 
 
-class Boo(Method):
+class Boo(MixtureMethod):
     """A prior of learned pseudo-inputs that grows by a handful with each task."""
 
     name = "boo"
@@ -50,7 +46,6 @@ class Boo(Method):
         self.greedy = settings.boo_objective != "corrective"
         self.first_eligible = 2 * settings.components if self.greedy else settings.boo_until
         self.penalties = Penalties(settings, settings.boo_lambda)
-        self._memory: dict[str, Tensor] = {}
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a prior with room for the tasks seen."""
@@ -69,21 +64,8 @@ class Boo(Method):
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Make room for the task's components and place the first, or all of them."""
-        replicas.rebuild()
+        self.open_row(replicas, task)
         buffers = replicas.buffers
-        for name, tensor in self._memory.items():
-            if name in MEMORY:
-                buffers[f"prior.{name}"][:, : tensor.shape[1]] = tensor
-        sizes = torch.tensor([*task.sizes_before, task.own_images], dtype=torch.float32, device=replicas.device)
-        if self.settings.boo_masses == "equal":
-            sizes = torch.ones_like(sizes)
-        log_masses = (sizes / sizes.sum()).log()
-        buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
-        buffers["prior.live_log_mass"][:] = log_masses[-1]
-        _prior(replicas).live = True
-        self.penalties.begin_task(replicas, task, self._memory)
-        if self.settings.components > task.own_images:
-            self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.components})")
         if not self.greedy:
             self._fit(replicas, task, epoch=0)
         elif self.settings.boo_first == "mean":
@@ -119,15 +101,9 @@ class Boo(Method):
             "log_variance": parts.log_variance,
             "log_weights": log_weights,
         }
-        prior = _prior(replicas)
-        prior.live = False
-        for name, tensor in row.items():
-            buffers[f"prior.{name}"][:, task.index] = tensor
-        buffers["prior.log_masses"][:, task.index] = buffers["prior.live_log_mass"]
+        self.store_row(replicas, task, row)
         kept = (log_weights > EMPTY / 2).sum(1)
         self.log({"event": "components", "task": task.index, "kept": kept.tolist(), "twins": twins.sum(1).tolist()})
-        self._memory = {name: buffers[f"prior.{name}"][:, : task.index + 1].clone() for name in MEMORY}
-        self._memory |= self.penalties.remember(replicas, self._memory)
 
     def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
         curve = self.minorisation.fit(replicas, task, epoch)
@@ -142,31 +118,3 @@ class Boo(Method):
         """Log −E_q̂[log m] (sizes, R), the divergence to the aggregated posterior up to a constant."""
         rows = [[value if math.isfinite(value) else None for value in row] for row in divergence.tolist()]
         self.log({"event": "components", "task": task.index, "epoch": epoch, "sizes": sizes, "divergence": rows})
-
-    # --- what the loss reads and what is remembered -------------------------------------------------------------
-
-    def draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return the noise of the penalties."""
-        return self.penalties.draws(self.tasks_seen)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what the penalties read."""
-        return self.penalties.state
-
-    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return R_enc and R_dec, if they are on."""
-        return self.penalties.penalty(model, batch)
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return pseudo-inputs, stored Gaussians and weights of all finished tasks."""
-        return self._memory
-
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Take them back."""
-        self._memory = dict(memory)
-
-
-def _prior(replicas: Replicas) -> BoostedPrior:
-    prior = replicas.model.prior
-    assert isinstance(prior, BoostedPrior)
-    return prior

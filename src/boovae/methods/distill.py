@@ -13,14 +13,12 @@ encoder, Generative Distillation (Masip et al., 2024) for distilling outputs ins
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from boovae.config import Settings
 from boovae.distributions import DiagonalNormal
 from boovae.methods.base import Method, TaskImages
+from boovae.methods.teacher import Teacher
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
@@ -35,15 +33,12 @@ class Distill(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._teacher: dict[str, Tensor] = {}
+        self._teacher = Teacher()
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the network as it is."""
-        self._replicas = replicas
         if self.tasks_seen > 1:
-            self._teacher = {name: tensor.clone() for name, tensor in replicas.parameters.items()}
-            self._teacher["weight"] = torch.full((len(replicas),), self.settings.distill_weight, device=replicas.device)
-            self._teacher["weight"] *= task.images_before / task.own_images
+            self._teacher.freeze(replicas, task, self.settings.distill_weight)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses the latents."""
@@ -54,18 +49,16 @@ class Distill(Method):
 
     def state(self) -> dict[str, Tensor]:
         """Return the teacher."""
-        return self._teacher
+        return self._teacher.state
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return the two divergences at fresh latents of the old prior."""
-        teacher = dict(batch["state"])
-        if not teacher:
+        state = batch["state"]
+        if not state:
             return {}
-        weight = teacher.pop("weight")
+        weight = state["weight"]
         z = model.prior.before(model.posterior).sample(batch["uniform"], batch["normal"])
-        old: tuple[Tensor, Tensor, DiagonalNormal] = self._replicas.call(
-            {**teacher, **dict(model.named_buffers())}, _answers, z
-        )
+        old: tuple[Tensor, Tensor, DiagonalNormal] = self._teacher.answer(model, state, _answers, z)
         output, images, posterior = old
         terms, side = {}, self.settings.distill_divergence
         if self.settings.distill_decoder:
@@ -75,8 +68,7 @@ class Distill(Method):
         return terms
 
 
-@torch.no_grad()
-def _answers(teacher: Any, z: Tensor) -> tuple[Tensor, Tensor, DiagonalNormal]:
+def _answers(teacher: VAE, z: Tensor) -> tuple[Tensor, Tensor, DiagonalNormal]:
     """Return what the teacher makes of latents z (M, L): output, mean images, and how it encodes them."""
     output = teacher.decode(z)
     images = teacher.likelihood.mean(output)

@@ -1,0 +1,152 @@
+"""Layers whose weights and biases are Gaussian, for VCL.
+
+A Bayesian layer is an ordinary one, its weights being the means, with a log-variance beside every weight and bias. It
+computes with the means unless it was handed noise for this pass (`noisy`). Then its outputs are drawn as if every input
+had met its own sample of the weights, without drawing any (local reparameterisation; Kingma, Salimans and Welling,
+2015): the outputs of independent Gaussian weights are Gaussian,
+
+    mean = layer(x; mean weights),   variance = layer(x²; variances),   output = mean + √variance · noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from boovae.distributions import DiagonalNormal
+
+#: Below this the variance of an output counts as zero; the root of zero has no gradient.
+SMALLEST_VARIANCE = 1e-20
+
+
+class Bayesian(nn.Module):
+    """What the layers below share; `noise` (of the output's shape) is used up by the first pass after it was set.
+
+    So the noise of a batch meets that batch and nothing else: whatever else goes through the network while the loss
+    is computed (the pseudo-inputs of a prior, say) meets the means.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    weight_log_variance: nn.Parameter
+    bias_log_variance: nn.Parameter | None
+    noise: Tensor | None
+
+    def __init__(self, *arguments: Any, log_variance: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.spread(log_variance)
+
+    def spread(self, log_variance: float) -> None:
+        """Give every weight and bias this log-variance."""
+        self.noise = None
+        self.weight_log_variance = nn.Parameter(torch.full_like(self.weight, log_variance))
+        bias = self.bias
+        self.bias_log_variance = None if bias is None else nn.Parameter(torch.full_like(bias, log_variance))
+
+    def gaussians(self) -> dict[str, DiagonalNormal]:
+        """Return the distributions of the weights and of the biases."""
+        parts = {"weight": DiagonalNormal(self.weight, self.weight_log_variance)}
+        if self.bias is not None and self.bias_log_variance is not None:
+            parts["bias"] = DiagonalNormal(self.bias, self.bias_log_variance)
+        return parts
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return what an ordinary layer with these weights makes of x."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the mean weights, or draw the outputs with the noise at hand."""
+        mean = self.product(input, self.weight, self.bias)
+        if self.noise is None:
+            return mean
+        noise, self.noise = self.noise, None
+        bias = None if self.bias_log_variance is None else self.bias_log_variance.exp()
+        variance = self.product(input.square(), self.weight_log_variance.exp(), bias)
+        return mean + variance.clamp_min(SMALLEST_VARIANCE).sqrt() * noise
+
+
+class BayesianLinear(Bayesian, nn.Linear):
+    """A linear layer with Gaussian weights."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W' + b."""
+        return F.linear(x, weight, bias)
+
+
+class BayesianConv2d(Bayesian, nn.Conv2d):
+    """A convolution with Gaussian weights."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution of images x (B, C, H, W)."""
+        return self._conv_forward(x, weight, bias)
+
+
+class BayesianConvTranspose2d(Bayesian, nn.ConvTranspose2d):
+    """A transposed convolution with Gaussian weights."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the transposed convolution of images x (B, C, H, W)."""
+        return F.conv_transpose2d(
+            x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )
+
+
+_KINDS: dict[type[nn.Module], type[Bayesian]] = {
+    nn.Linear: BayesianLinear,
+    nn.Conv2d: BayesianConv2d,
+    nn.ConvTranspose2d: BayesianConvTranspose2d,
+}
+
+
+def make_bayesian(module: nn.Module, log_variance: float, *, skip: tuple[str, ...] = ()) -> None:
+    """Turn the layers of a module into Bayesian ones, in place, but for those whose names begin as `skip` says.
+
+    The layers keep their weights, and nothing is drawn: a network starts at the same means with and without this.
+    """
+    for name, layer in module.named_modules():
+        kind = _KINDS.get(type(layer))
+        if kind is not None and not f"{name}.weight".startswith(skip):
+            layer.__class__ = kind  # type: ignore[assignment]
+            assert isinstance(layer, Bayesian)
+            layer.spread(log_variance)
+
+
+def bayesian_layers(module: nn.Module) -> dict[str, Bayesian]:
+    """Return the Bayesian layers of a module by name."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, Bayesian)}
+
+
+@contextmanager
+def noisy(module: nn.Module, noise: Mapping[str, Tensor]) -> Iterator[None]:
+    """Hand noise to the Bayesian layers that it names; what is not used up is taken back."""
+    layers = {name: layer for name, layer in bayesian_layers(module).items() if name in noise}
+    for name, layer in layers.items():
+        layer.noise = noise[name]
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer.noise = None
+
+
+@torch.no_grad()
+def output_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
+    """Return the shape of what each Bayesian layer makes of one input, by a dry run on x (1, ...)."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    modes = {part: part.training for part in module.modules()}
+    with ExitStack() as hooks:
+        for name, layer in bayesian_layers(module).items():
+
+            def record(layer: nn.Module, inputs: Any, output: Tensor, name: str = name) -> None:
+                shapes[name] = tuple(output.shape[1:])
+
+            hooks.callback(layer.register_forward_hook(record).remove)
+        module.eval()(x)  # a batch of one has no variance for batch normalisation to learn
+    for part, training in modes.items():
+        part.training = training
+    return shapes

@@ -1,0 +1,91 @@
+"""What methods share whose prior is a mixture that grows by a row of components with each task."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.errors import InputError
+from boovae.methods.base import Method, TaskImages
+from boovae.penalties import Penalties
+from boovae.priors.boosted import TaskMixture
+from boovae.training.engine import Batch
+from boovae.training.randomness import Draw
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
+
+
+class MixtureMethod(Method):
+    """Opens a row of live components when a task begins, stores it when the task ends, and holds the stored ones."""
+
+    #: The two penalties on stored components.
+    penalties: Penalties
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._memory: dict[str, Tensor] = {}
+
+    def check(self) -> None:
+        """Refuse penalties that would send old components through the network of another task."""
+        if self.private and (self.penalties.strength > 0 or self.settings.boo_reencode):
+            raise InputError(
+                f"method '{self.name}' cannot hold or re-encode old components with a network per task; "
+                f"set --{self.name}-lambda 0 and --no-boo-reencode"
+            )
+
+    def open_row(self, replicas: Replicas, task: TaskImages) -> None:
+        """Make room for the task's components beside the stored ones, and give each task its mass."""
+        replicas.rebuild()
+        buffers = replicas.buffers
+        for name in ROW:
+            if name in self._memory:
+                buffers[f"prior.{name}"][:, : task.index] = self._memory[name]
+        sizes = torch.tensor([*task.sizes_before, task.own_images], dtype=torch.float32, device=replicas.device)
+        if self.settings.boo_masses == "equal":
+            sizes = torch.ones_like(sizes)
+        log_masses = (sizes / sizes.sum()).log()
+        buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
+        buffers["prior.live_log_mass"][:] = log_masses[-1]
+        _prior(replicas).live = True
+        self.penalties.begin_task(replicas, task, self._memory)
+        if self.settings.components > task.own_images:
+            self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.components})")
+
+    def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
+        """Store the task's components: the tensors named in ROW, each (R, K, ...)."""
+        buffers = replicas.buffers
+        _prior(replicas).live = False
+        for name in ROW:
+            buffers[f"prior.{name}"][:, task.index] = row[name]
+        buffers["prior.log_masses"][:, task.index] = buffers["prior.live_log_mass"]
+        self._memory = {name: buffers[f"prior.{name}"][:, : task.index + 1].clone() for name in ROW}
+        self._memory |= self.penalties.remember(replicas, self._memory)
+
+    def draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return the noise of the penalties."""
+        return self.penalties.draws(self.tasks_seen)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the penalties read."""
+        return self.penalties.state
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return R_enc and R_dec, if they are on."""
+        return self.penalties.penalty(model, batch)
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return pseudo-inputs, stored Gaussians and weights of all finished tasks."""
+        return self._memory
+
+    def load_memory(self, memory: dict[str, Tensor]) -> None:
+        """Take them back."""
+        self._memory = dict(memory)
+
+
+def _prior(replicas: Replicas) -> TaskMixture:
+    prior = replicas.model.prior
+    assert isinstance(prior, TaskMixture)
+    return prior

@@ -1,0 +1,123 @@
+"""`mog`: a mixture of free Gaussians per task in latent space, the paper's comparison for `boo` (its section 5).
+
+Each task gets `components` diagonal Gaussians that learn with the networks by the ELBO's gradient. When the task ends
+they are stored together with the images the decoder makes of their means, and the two penalties of `penalties.py` hold
+decoder and encoder at them, as a weighted mean over the components:
+
+    mog_lambda · ( R_enc + R_dec ),  R_enc = Σ_c w_c KL_sym[ q(z | x_c), N(M_c, V_c) ],  x_c the image of M_c.
+
+With `mog_fit em` the Gaussians are fitted to samples of the aggregated posterior by expectation and maximisation, at
+the start and after epochs 1, 2, 4, … `boo_until`, and once more when the task ends.
+
+Deviations from the released code (spec 2): components accumulate over tasks, masses follow the tasks' numbers of
+images, the penalties are symmetric and not divided by the latent dimension.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from boovae.components import Minorisation
+from boovae.config import Settings
+from boovae.distributions import DiagonalMixture
+from boovae.methods.base import TaskImages
+from boovae.methods.mixture import MixtureMethod
+from boovae.penalties import Penalties
+from boovae.priors import FreeMixture, Prior
+from boovae.training.randomness import Draw, Generators
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+#: Where components start (spec 2): standard deviation of the means, and the log-variance.
+START_DEVIATION, START_LOG_VARIANCE = 0.5, -2.0
+#: Iterations of a fit by EM, and the least variance it may find.
+EM_STEPS, LEAST_VARIANCE = 50, 1e-3
+
+
+class MoG(MixtureMethod):
+    """A prior of free Gaussians that grows by a handful with each task."""
+
+    name = "mog"
+    summary = "a mixture of free Gaussians per task in latent space, held by the paper's two penalties"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.penalties = Penalties(settings, settings.mog_lambda, reduction="mean")
+        self.first_eligible = settings.boo_until if settings.mog_fit == "em" else 0
+
+    def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
+        """Return a prior with room for the tasks seen."""
+        settings = self.settings
+        self.minorisation = Minorisation(settings, pixel_range)
+        return FreeMixture(self.tasks_seen, settings.components, pixels, settings.latent_dim, elbo=settings.boo_elbo)
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Place the task's Gaussians at random, or fit them to the codes."""
+        self.open_row(replicas, task)
+        draw = Draw("normal", (self.settings.components, self.settings.latent_dim))
+        noise = Generators(replicas.seeds, replicas.device).draw(draw, "mog", task.index)
+        replicas.parameters["prior.live_mean"].copy_(START_DEVIATION * noise)
+        replicas.parameters["prior.live_log_variance"].fill_(START_LOG_VARIANCE)
+        replicas.buffers["prior.live_log_weights"].fill_(-math.log(self.settings.components))
+        if self.settings.mog_fit == "em":
+            self._place(replicas, task)
+            self._fit(replicas, task, epoch=0)
+
+    def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
+        """Fit again at ever longer intervals, if by EM."""
+        done = epoch + 1
+        if self.settings.mog_fit == "em" and done <= self.settings.boo_until and done & (done - 1) == 0:
+            self._fit(replicas, task, done)
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Store the Gaussians and the images of their means."""
+        if self.settings.mog_fit == "em":
+            self._fit(replicas, task, epoch=-1)
+        mean = replicas.parameters["prior.live_mean"]
+        with torch.no_grad():
+            images = replicas.map(VAE.images, mean)
+        row = {
+            "pseudo_inputs": images,
+            "mean": mean,
+            "log_variance": replicas.parameters["prior.live_log_variance"],
+            "log_weights": replicas.buffers["prior.live_log_weights"],
+        }
+        self.store_row(replicas, task, row)
+
+    def _place(self, replicas: Replicas, task: TaskImages) -> None:
+        """Put the means at random codes of the task."""
+        z = self.minorisation.codes(replicas, task, ("mog", task.index, "place"))[2]
+        count = self.settings.components
+        copies = z.repeat(1, -(-count // z.shape[1]), 1)  # a task may have fewer images than components
+        replicas.parameters["prior.live_mean"].copy_(copies[:, :count])
+        spread = z.var(1, keepdim=True).clamp(min=LEAST_VARIANCE).log()
+        replicas.parameters["prior.live_log_variance"].copy_(spread.expand(-1, count, -1))
+
+    def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
+        """Fit weights, means and variances to samples of the aggregated posterior by EM."""
+        z = self.minorisation.codes(replicas, task, ("mog", task.index, epoch))[2]
+        parameters, buffers = replicas.parameters, replicas.buffers
+        start = DiagonalMixture(
+            buffers["prior.live_log_weights"], parameters["prior.live_mean"], parameters["prior.live_log_variance"]
+        )
+        with torch.no_grad():
+            fitted: DiagonalMixture = vmap(gaussian_em)(z, start)
+        buffers["prior.live_log_weights"].copy_(fitted.log_weights)
+        parameters["prior.live_mean"].copy_(fitted.mean)
+        parameters["prior.live_log_variance"].copy_(fitted.log_variance)
+
+
+def gaussian_em(z: Tensor, mixture: DiagonalMixture) -> DiagonalMixture:
+    """Return the mixture after EM on samples z (n, L); no step lowers their likelihood, but for the least variance."""
+    for _ in range(EM_STEPS):
+        share = torch.softmax(mixture.log_weights + mixture.component_log_probs(z), -1)  # (n, K)
+        count = share.sum(0).clamp(min=1e-6).unsqueeze(1)
+        mean = share.mT @ z / count
+        square = (share.unsqueeze(2) * (z.unsqueeze(1) - mean).square()).sum(0) / count
+        weights = (share.mean(0) + 1e-6).log().log_softmax(-1)  # a component that lost everything may come back
+        mixture = DiagonalMixture(weights, mean, square.clamp(min=LEAST_VARIANCE).log())
+    return mixture

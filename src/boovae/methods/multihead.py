@@ -1,0 +1,81 @@
+"""`multihead`: one encoder and one input layer of the decoder per task; the rest of the decoder is shared.
+
+The static part of the model is the decoder behind its input layer; a new task gets a fresh encoder and a fresh
+Linear(L → L) in front of the decoder, those of finished tasks are frozen. An image can only be scored if its task is
+known; samples take turns over the tasks. The paper compares with it alone and together with EWC and VCL, which then
+hold the shared decoder only. Deviation: nothing but the frozen heads is kept; they are counted as memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from boovae.config import Settings
+from boovae.methods.base import Method, TaskImages
+from boovae.nets import Nets, initialise
+from boovae.training.randomness import seed_for
+from boovae.training.replicas import Replicas
+
+
+class Multihead(Method):
+    """A network per task in front of a shared decoder."""
+
+    name = "multihead"
+    summary = "an encoder and a decoder input layer of its own for each task; the task must be known"
+    knows_task = True
+    private = ("encoder.", "decoder.head.")
+    clashes = MappingProxyType(
+        {
+            "distill": "there is no network for old latents to be held to, each task has its own",
+            "replay": "images of old tasks have no place in the network of a new one",
+        }
+    )
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._heads: dict[str, Tensor] = {}
+
+    def adapt(self, nets: Nets) -> Nets:
+        """Put an input layer of the task's own in front of the decoder."""
+        head = nn.Linear(self.settings.latent_dim, self.settings.latent_dim)
+        with torch.no_grad():
+            initialise(head)
+        return Nets(nets.encoder, nn.Sequential(OrderedDict(head=head, body=nets.decoder)))
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Give the task fresh networks of its own."""
+        if task.index == 0:
+            return
+        for row, seed in enumerate(replicas.seeds):
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed_for(seed, "head", task.index))
+                fresh = dict(replicas.build().named_parameters())
+            for name, tensor in self._own(replicas.parameters).items():
+                tensor[row] = fresh[name].detach().to(replicas.device)
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Freeze the task's own networks."""
+        own = {name: tensor.unsqueeze(1) for name, tensor in self._own(replicas.parameters).items()}
+        self._heads = {
+            name: torch.cat([self._heads[name], tensor], dim=1) if self._heads else tensor.clone()
+            for name, tensor in own.items()
+        }
+
+    def view(self, replicas: Replicas, task: int) -> Replicas:
+        """Return the model with the networks of a task."""
+        return replicas.replaced({name: heads[:, task] for name, heads in self._heads.items()})
+
+    def _own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in tensors.items() if name.startswith(Multihead.private)}
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return the frozen networks of finished tasks, {name: (R, T, ...)}."""
+        return self._heads
+
+    def load_memory(self, memory: dict[str, Tensor]) -> None:
+        """Take them back."""
+        self._heads = dict(memory)
