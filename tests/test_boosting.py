@@ -259,7 +259,7 @@ def test_a_weight_stays_off_zero_and_one(float64: None) -> None:
 
 
 @given(st.integers(0, 2**31), st.floats(0.1, 100))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_the_slope_of_the_weight_grows_for_any_samples(seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = Scores(*(scale * torch.randn(3, 20, generator=generator, dtype=torch.float64)))
@@ -274,6 +274,7 @@ def test_the_slope_of_the_weight_grows_for_any_samples(seed: int, scale: float) 
 
 
 @given(st.integers(1, 6), st.integers(0, 2**31))
+@settings(deadline=None)
 def test_em_never_makes_the_fit_worse_and_weights_add_up(components: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_components = 3 * torch.randn(40, components, generator=generator)
@@ -307,7 +308,7 @@ def test_em_does_not_fill_an_empty_place() -> None:
 
 
 @given(st.integers(1, 8), st.integers(0, 2**31), st.floats(0.1, 1000), st.floats(0, 0.999))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_weights_add_up_to_one_through_em_merging_and_dropping(
     components: int, seed: int, scale: float, threshold: float
 ) -> None:
@@ -334,6 +335,7 @@ def test_weights_add_up_to_one_through_em_merging_and_dropping(
 
 
 @given(st.integers(1, 6), st.integers(0, 2**31), st.floats(0, 0.999))
+@settings(deadline=None)
 def test_dropping_keeps_what_reaches_the_threshold_and_always_the_largest(
     components: int, seed: int, threshold: float
 ) -> None:
@@ -369,7 +371,7 @@ def test_components_that_differ_are_not_merged() -> None:
 
 
 @given(st.integers(1, 5), st.integers(0, 2**31))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_the_gain_curve_starts_with_the_best_and_never_rises(components: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_components = 3 * torch.randn(40, components, generator=generator)
@@ -405,10 +407,12 @@ def test_a_duplicate_gains_nothing() -> None:
 # --- where components start -----------------------------------------------------------------------------------------
 
 
-def test_clusters_are_the_groups_that_are_there() -> None:
-    z = torch.cat([torch.randn(30, 2) * 0.1 + centre for centre in (0.0, 10.0, -10.0)])
+@pytest.mark.parametrize("seed", range(5))
+def test_clusters_are_the_groups_that_are_there(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.cat([torch.randn(30, 2, generator=generator) * 0.1 + centre for centre in (0.0, 10.0, -10.0)])
     images = torch.cat([torch.full((30, 5), value) for value in (0.1, 0.5, 0.9)])
-    means, shares = cluster_images(z, images, torch.tensor([0.5, 0.5, 0.5]))
+    means, shares = cluster_images(z, images, torch.rand(3, generator=generator))
     torch.testing.assert_close(means[:, 0].sort().values, torch.tensor([0.1, 0.5, 0.9]))
     torch.testing.assert_close(shares, torch.full((3,), 1 / 3))
 

@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_and_version_answer_without_torch() -> None:
     script = "import sys; from boovae.cli import main; main(['--help']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    for verb in ("train", "eval", "sample", "report", "datasets", "methods"):
+    for verb in ("train", "extend", "tune", "eval", "sample", "inspect", "report", "datasets", "methods"):
         assert verb in done.stdout
     assert command("--version").stdout.strip() == "0.1.0"
 
@@ -63,9 +63,10 @@ def test_help_and_version_answer_without_torch() -> None:
 def test_a_run_folder_holds_everything(run: Path) -> None:
     for name in ("config.toml", "environment.json", "metrics.jsonl", "timing.jsonl", "report.html"):
         assert (run / name).stat().st_size > 0
-    assert sorted(path.name for path in (run / "samples").iterdir()) == [f"task_0{t}.png" for t in range(3)]
+    pictures = ["components.png", *(f"task_0{t}.png" for t in range(3))]
+    assert sorted(path.name for path in (run / "samples").iterdir()) == pictures
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events if event["event"] != "epoch"] == [
+    assert [event["event"] for event in events if event["event"] not in ("epoch", "components")] == [
         "run",
         *["task_start", "task_end", "evaluation"] * 3,
     ]

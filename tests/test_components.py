@@ -290,7 +290,6 @@ ON: dict[str, Any] = {
 }
 CHANGES = [{name: value} for name, value in switches() if ON.get(name, getattr(Settings, name)) != value]
 CHANGES += [{"boo_floor": 0.05}, {"boo_samples": 4}, {"boo_prune": 0.3}, {"boo_tolerance": 0.3}]
-CHANGES += [{"boo_objective": "forward", "boo_first": "learned"}, {"boo_objective": "forward", "boo_weights": "em"}]
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +313,18 @@ def test_every_switch_trains_and_makes_a_difference(change: dict[str, Any], unev
         torch.testing.assert_close(weights.sum(1), torch.ones(1))
     torch.testing.assert_close(trainer.method.memory()["log_weights"].exp().sum(-1), torch.ones(1, 3))
     assert not same(trainer, plain)
+
+
+def test_target_and_mixture_make_a_difference_to_the_forward_objective_too(uneven: Stream) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"boo_target": "current"},
+        {"boo_mixture": "current"},
+        {"boo_first": "learned"},
+    ]
+    runs = [trained(tiny(method="boo", **{**ON, "boo_objective": "forward", **one}), uneven) for one in changes]
+    assert all(map(finite, runs))
+    assert not any(same(one, other) for one, other in itertools.combinations(runs, 2))
 
 
 def test_resume_is_exact_in_the_middle_of_growth(

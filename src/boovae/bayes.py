@@ -32,7 +32,7 @@ class Bayesian(nn.Module):
     """
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Any  # a tensor or None; torch's layers each type it in their own way
     weight_log_variance: nn.Parameter
     bias_log_variance: nn.Parameter | None
     noise: Tensor | None
@@ -45,15 +45,7 @@ class Bayesian(nn.Module):
         """Give every weight and bias this log-variance."""
         self.noise = None
         self.weight_log_variance = nn.Parameter(torch.full_like(self.weight, log_variance))
-        bias = self.bias
-        self.bias_log_variance = None if bias is None else nn.Parameter(torch.full_like(bias, log_variance))
-
-    def gaussians(self) -> dict[str, DiagonalNormal]:
-        """Return the distributions of the weights and of the biases."""
-        parts = {"weight": DiagonalNormal(self.weight, self.weight_log_variance)}
-        if self.bias is not None and self.bias_log_variance is not None:
-            parts["bias"] = DiagonalNormal(self.bias, self.bias_log_variance)
-        return parts
+        self.bias_log_variance = None if self.bias is None else nn.Parameter(torch.full_like(self.bias, log_variance))
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return what an ordinary layer with these weights makes of x."""
@@ -83,14 +75,16 @@ class BayesianConv2d(Bayesian, nn.Conv2d):
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the convolution of images x (B, C, H, W)."""
-        return self._conv_forward(x, weight, bias)
+        output: Tensor = self._conv_forward(x, weight, bias)
+        return output
 
 
-class BayesianConvTranspose2d(Bayesian, nn.ConvTranspose2d):
-    """A transposed convolution with Gaussian weights."""
+class BayesianConvTranspose2d(Bayesian, nn.ConvTranspose2d):  # type: ignore[misc]
+    """A transposed convolution with Gaussian weights; its forward takes no `output_size`."""
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the transposed convolution of images x (B, C, H, W)."""
+        assert not isinstance(self.padding, str)
         return F.conv_transpose2d(
             x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
@@ -111,7 +105,7 @@ def make_bayesian(module: nn.Module, log_variance: float, *, skip: tuple[str, ..
     for name, layer in module.named_modules():
         kind = _KINDS.get(type(layer))
         if kind is not None and not f"{name}.weight".startswith(skip):
-            layer.__class__ = kind  # type: ignore[assignment]
+            layer.__class__ = kind
             assert isinstance(layer, Bayesian)
             layer.spread(log_variance)
 
@@ -134,19 +128,31 @@ def noisy(module: nn.Module, noise: Mapping[str, Tensor]) -> Iterator[None]:
             layer.noise = None
 
 
-@torch.no_grad()
-def output_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
-    """Return the shape of what each Bayesian layer makes of one input, by a dry run on x (1, ...)."""
+def gaussians(module: nn.Module) -> dict[str, DiagonalNormal]:
+    """Return the distributions of all Gaussian weights and biases by name."""
+    normals = {}
+    for name, layer in bayesian_layers(module).items():
+        normals[f"{name}.weight"] = DiagonalNormal(layer.weight, layer.weight_log_variance)
+        if layer.bias is not None and layer.bias_log_variance is not None:
+            normals[f"{name}.bias"] = DiagonalNormal(layer.bias, layer.bias_log_variance)
+    return normals
+
+
+@contextmanager
+def recorded_shapes(module: nn.Module) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Give a dictionary that fills with the shapes of what each Bayesian layer makes of one input.
+
+    The module is in its evaluation mode meanwhile: batch normalisation has nothing to learn from a batch of one.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
-    modes = {part: part.training for part in module.modules()}
-    with ExitStack() as hooks:
+    with torch.no_grad(), ExitStack() as hooks:
         for name, layer in bayesian_layers(module).items():
 
             def record(layer: nn.Module, inputs: Any, output: Tensor, name: str = name) -> None:
                 shapes[name] = tuple(output.shape[1:])
 
             hooks.callback(layer.register_forward_hook(record).remove)
-        module.eval()(x)  # a batch of one has no variance for batch normalisation to learn
-    for part, training in modes.items():
-        part.training = training
-    return shapes
+        for part in module.modules():
+            hooks.callback(setattr, part, "training", part.training)
+            part.training = False
+        yield shapes

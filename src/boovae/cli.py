@@ -6,159 +6,22 @@ import dataclasses
 import hashlib
 import json
 import shlex
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 import boovae
+from boovae.arguments import Datasets, Eval, Extend, Inspect, Methods, Report, Sample, Train, Tune
 from boovae.config import Settings, resolve, to_toml
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
+from boovae.show import print_components, print_rows, print_table, spread
 
 if TYPE_CHECKING:
-    from boovae.inspect import Component
     from boovae.training.trainer import Trainer
-
-Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
-
-
-@dataclass(frozen=True)
-class Train(Settings):
-    """Learn the tasks of a dataset one after another; writes a run folder with a report."""
-
-    out: Path | None = None
-    """Run folder; runs/DATASET-METHOD-HASH if not given."""
-    config: Path | None = None
-    """TOML file with settings; flags win over it."""
-    preset: Literal["paper"] | None = None
-    """Settings that reproduce the paper's; the file and flags win over it."""
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
-    resume: Literal["auto", "always", "never"] = "auto"
-    """Continue a run that was stopped: if there is one, in any case, or never."""
-    device: Device = "auto"
-    """Where to train."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the training step (torch.compile): faster steps after some ten seconds."""
-    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
-    """What to measure after each task."""
-    quiet: bool = False
-    """Show nothing but the result."""
-    json: bool = False
-    """Print the last evaluation as JSON."""
-
-
-@dataclass(frozen=True)
-class Extend:
-    """Learn one more task from a run's checkpoint alone; the old data need not be there."""
-
-    run: tyro.conf.Positional[Path]
-    """Run folder."""
-    data: str | None = None
-    """Images of the new task: folder:PATH, npz:PATH or a dataset; if not given, the next task of the run's own."""
-    name: str | None = None
-    """What to call the task; as its file, folder or dataset if not given."""
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
-    device: Device = "auto"
-    """Where to train."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the training step (torch.compile); auto: as the run was trained."""
-    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
-    """What to measure after the task."""
-    quiet: bool = False
-    """Show nothing but the result."""
-    json: bool = False
-    """Print the last evaluation as JSON."""
-
-
-@dataclass(frozen=True)
-class Eval:
-    """Measure a run's model again, for example with more samples."""
-
-    run: tyro.conf.Positional[Path]
-    """Run folder."""
-    samples: int | None = None
-    """Importance samples per test image; as in training if not given."""
-    generated: int | None = None
-    """Generated images for diversity and Fréchet distance; as in training if not given."""
-    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
-    """What to measure."""
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
-    device: Device = "auto"
-    """Where to compute."""
-    quiet: bool = False
-    """Show nothing but the result."""
-    json: bool = False
-    """Print the evaluation as JSON."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Draw images from a run's model into a PNG file."""
-
-    run: tyro.conf.Positional[Path]
-    """Run folder."""
-    out: Path = Path("samples.png")
-    """The picture to write."""
-    n: int = 64
-    """How many images."""
-    task: int | None = None
-    """Only from this task's part of the prior (counting from 0)."""
-    replica: int = 0
-    """Which replica draws."""
-    device: Device = "auto"
-    """Where to compute."""
-
-
-@dataclass(frozen=True)
-class Inspect:
-    """Show every stored component of a run: its pictures, its weight, and what dropping it would cost."""
-
-    run: tyro.conf.Positional[Path]
-    """Run folder."""
-    out: Path = Path("components.png")
-    """The picture to write: a row of pseudo-inputs per task, beneath it what the decoder makes of them."""
-    replica: int = 0
-    """Which replica to look at."""
-    task: int | None = None
-    """Only the components of this task (counting from 0)."""
-    prune: float | None = None
-    """Drop components that cost less than this many nats to drop, in all replicas, and keep the run without them."""
-    device: Device = "auto"
-    """Where to compute."""
-    json: bool = False
-    """Print the numbers as JSON."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """Write one self-contained HTML page about one run, or about several side by side."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders."""
-    out: Path | None = None
-    """The page to write; RUN/report.html if not given (one run)."""
-    csv: Path | None = None
-    """Also write the numbers of a run, every seed, task and metric, to this file."""
-
-
-@dataclass(frozen=True)
-class Datasets:
-    """List the datasets: what they are, where they come from, whether they are on this disk."""
-
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
-
-
-@dataclass(frozen=True)
-class Methods:
-    """List the continual-learning methods."""
 
 
 def train(arguments: Train) -> None:
@@ -203,6 +66,35 @@ def extend(arguments: Extend) -> None:
     _conclude(arguments.run, arguments)
 
 
+def tune(arguments: Tune) -> None:
+    """Choose a setting on validation data."""
+    from boovae.machine import choose_device
+    from boovae.progress import make_display
+    from boovae.recall import load_data
+    from boovae.tune import best, search, write_recipe
+
+    settings = _settings(arguments)
+    with closing(make_display(quiet=arguments.json)) as display:
+        trials = search(
+            settings,
+            load_data(settings, arguments.data_dir),
+            arguments.setting,
+            arguments.values,
+            seeds=arguments.seeds_each,
+            device=choose_device(arguments.device),
+            compile=arguments.compile,
+            display=display,
+        )
+    winner = best(trials)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(trial) for trial in trials]))
+    else:
+        rows = [(f"{trial.value:g}", spread(trial.nll), "best" if trial is winner else "") for trial in trials]
+        print_rows((winner.setting, "NLL on validation images", ""), rows)
+    if arguments.recipe is not None:
+        write_recipe(arguments.recipe, settings.method, winner)
+
+
 def evaluate(arguments: Eval) -> None:
     """Measure a model again."""
     from boovae.metrics.evaluation import evaluate as measure
@@ -229,7 +121,7 @@ def evaluate(arguments: Eval) -> None:
     if arguments.json:
         print(json.dumps(event))
     else:
-        _print_table([event])
+        print_table([event])
 
 
 def sample(arguments: Sample) -> None:
@@ -263,7 +155,7 @@ def inspect(arguments: Inspect) -> None:
         listed = [component.numbers(names) for component in found]
         print(json.dumps({"replica": arguments.replica, "components": listed, "pruned": events}))
     else:
-        _print_components(found, names)
+        print_components(found, names)
     print(f"gallery: {arguments.out}", file=sys.stderr)
     if arguments.prune is not None:
         dropped = sum(sum(event["dropped"]) for event in events)
@@ -295,19 +187,20 @@ def datasets(arguments: Datasets) -> None:
         present = "embedded" if not info.files else str(where) if info.is_present(arguments.data_dir) else "not here"
         rows.append((name, info.description, info.licence, present))
     rows += [(name, text, "", "yours") for name, text in PATH_FORMS.items()]
-    _print_rows(("dataset", "what", "licence", "on this disk"), rows)
+    print_rows(("dataset", "what", "licence", "on this disk"), rows)
 
 
 def methods(arguments: Methods) -> None:
     """List the methods."""
     from boovae.methods import METHODS
 
-    _print_rows(("method", "what it does"), [(name, method.summary) for name, method in METHODS.items()])
+    print_rows(("method", "what it does"), [(name, method.summary) for name, method in METHODS.items()])
 
 
 VERBS: dict[str, tuple[Any, Any]] = {
     "train": (Train, train),
     "extend": (Extend, extend),
+    "tune": (Tune, tune),
     "eval": (Eval, evaluate),
     "sample": (Sample, sample),
     "inspect": (Inspect, inspect),
@@ -346,14 +239,15 @@ def _print_help() -> None:
 
 
 def _parsed(kind: Any, verb: str, words: list[str]) -> Any:
-    """Parse the words after a verb; for `train` the defaults come from the file and the dataset's recipe."""
+    """Parse the words after a verb; defaults of settings come from the file, the preset and the recipes."""
     default = None
-    if kind is Train:
-        config = _value_of("--config", words)
-        dataset = _value_of("--dataset", words)
-        preset = _value_of("--preset", words)
-        settings = resolve({"dataset": dataset} if dataset else {}, Path(config) if config else None, preset)
-        default = Train(**dataclasses.asdict(settings))
+    if kind is Tune and words and not words[0].startswith("-"):
+        words = ["--method", *words]  # boovae tune METHOD
+    if issubclass(kind, Settings):
+        config, preset = _value_of("--config", words), _value_of("--preset", words)
+        given = {name: _value_of(f"--{name}", words) for name in ("dataset", "method")}
+        settings = resolve(given, Path(config) if config else None, preset)
+        default = kind(**dataclasses.asdict(settings))
     return tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
 
 
@@ -368,7 +262,7 @@ def _value_of(name: str, words: list[str]) -> str | None:
     return value
 
 
-def _settings(arguments: Train) -> Settings:
+def _settings(arguments: Train | Tune) -> Settings:
     return Settings(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(Settings)})
 
 
@@ -393,7 +287,7 @@ def _conclude(folder: Path, arguments: Train | Extend) -> None:
     if arguments.json:
         print(json.dumps(evaluations[-1]))
     else:
-        _print_table(evaluations)
+        print_table(evaluations)
     _report(folder, quiet=arguments.quiet)
 
 
@@ -415,68 +309,6 @@ def _events(folder: Path) -> list[dict[str, Any]]:
 def _command() -> str:
     """Return what was typed, without the path of the program on this machine."""
     return shlex.join(["boovae", *sys.argv[1:]])
-
-
-def _print_table(evaluations: Sequence[dict[str, Any]]) -> None:
-    rows = [
-        (
-            str(event["seen"]),
-            _spread(event.get("nll", {}).get("pooled")),
-            _spread(event.get("diversity", {}).get("table"), digits=3),
-            _spread(event.get("frechet", {}).get("pooled"), digits=1),
-            _spread(_mean_forgetting(event)),
-            f"{event['ledger']['memory_bytes']:,}",
-        )
-        for event in evaluations
-    ]
-    _print_rows(("tasks seen", "NLL", "diversity", "Fréchet", "forgotten", "bytes kept"), rows)
-    accuracy = evaluations[-1].get("classifier", {}).get("accuracy")
-    if accuracy is not None:
-        print(
-            f"Mean ± deviation over replicas. The classifier behind diversity and Fréchet is {accuracy:.1%} accurate."
-        )
-
-
-def _print_components(found: Sequence[Component], names: Mapping[int, str]) -> None:
-    rows = [
-        (
-            names.get(component.task, str(component.task)),
-            str(component.place),
-            f"{component.weight:.1%}",
-            f"{component.mass:.1%}",
-            *(("the only one", "-") if component.only else (_nats(component.cost), f"{component.share:.1%}")),
-        )
-        for component in found
-    ]
-    _print_rows(("task", "component", "weight in task", "in the prior", "nats to drop it", "share of them"), rows)
-
-
-def _nats(cost: float) -> str:
-    return "< 0.0001" if cost < 1e-4 else f"{cost:.4f}"
-
-
-def _mean_forgetting(event: dict[str, Any]) -> list[float | None]:
-    """Return each replica's mean change of the old tasks' NLL."""
-    old = event.get("forgetting", {}).get("own", [])[:-1]
-    return [None if None in column else statistics.fmean(column) for column in zip(*old, strict=True)]
-
-
-def _spread(values: Sequence[float | None] | None, digits: int = 2) -> str:
-    good = [value for value in values or () if value is not None]
-    if not good:
-        return "-"
-    deviation = f" ± {statistics.stdev(good):.{digits}f}" if len(good) > 1 else ""
-    return f"{statistics.fmean(good):.{digits}f}{deviation}"
-
-
-def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*head, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -274,7 +275,20 @@ def resolve(given: Mapping[str, Any], file: Path | None = None, preset: str | No
     from_file = read_toml(file) if file else {}
     named = {**from_file, **{name: value for name, value in given.items() if value is not None}}
     dataset = str(named.get("dataset", Settings.dataset))
-    return from_mapping({**RECIPES.get(dataset, {}), **_preset(preset, dataset), **named})
+    strengths = _strengths(dataset, str(named.get("method", Settings.method)))
+    return from_mapping({**RECIPES.get(dataset, {}), **strengths, **_preset(preset, dataset), **named})
+
+
+def _strengths(dataset: str, method: str) -> dict[str, Any]:
+    """Return what was chosen on validation data for a method, or for the parts of a combination."""
+    path = resources.files("boovae") / "recipes" / f"{dataset}.toml"
+    if not RECIPES.get(dataset) or not path.is_file():
+        return {}
+    sections = tomllib.loads(path.read_text(encoding="utf-8"))
+    chosen: dict[str, Any] = {}
+    for name in (*method.split("+"), method):
+        chosen |= sections.get(name, {})
+    return chosen
 
 
 def _preset(name: str | None, dataset: str) -> dict[str, Any]:

@@ -36,28 +36,27 @@ REFERENCE_RANGE = (-5.0, -2.0)
 class Penalties:
     """R_enc and R_dec on the stored components, weighted by lambda."""
 
-    def __init__(self, settings: Settings, strength: float, *, reduction: str | None = None) -> None:
+    def __init__(self, settings: Settings, *, on: bool, reduction: str | None = None) -> None:
         self.settings = settings
-        self.strength = strength
+        self.on = on
         self.reduction = reduction or settings.boo_reduction
         self.state: dict[str, Tensor] = {}
 
-    def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor]) -> None:
-        """Take the decoder's outputs of old components and the weight of the penalty."""
-        if not self.strength > 0 or task.index == 0:
+    def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor], strength: Tensor) -> None:
+        """Take the decoder's outputs of old components and the weight of the penalty, (R,)."""
+        if not self.on or task.index == 0:
             return
-        strength = self.strength
         if self.settings.boo_lambda_schedule == "tasks":
-            strength *= task.images_before / task.own_images
+            strength = strength * (task.images_before / task.own_images)
         decoded = memory["decoded"]
         rows = replicas.buffers["prior.mean"].shape[1]
         room = decoded.new_zeros(len(replicas), rows, *decoded.shape[2:])
         room[:, : decoded.shape[1]] = decoded
-        self.state = {"lambda": torch.full((len(replicas),), strength, device=replicas.device), "decoded": room}
+        self.state = {"lambda": strength, "decoded": room}
 
     def draws(self, tasks_seen: int) -> dict[str, Draw]:
         """Return noise for one latent of each component, stored and encoded anew."""
-        if not self.strength > 0 or tasks_seen < 2:
+        if not self.on or tasks_seen < 2:
             return {}
         count = ROOM * -(-tasks_seen // ROOM) * self.settings.components
         return {"held": Draw("normal", (3, count, self.settings.latent_dim))}
@@ -106,7 +105,7 @@ class Penalties:
 
     def remember(self, replicas: Replicas, memory: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the decoder's output at each component's mean, kept from the end of its task on."""
-        if self.strength == 0:
+        if not self.on:
             return {}
 
         def decoded(model: VAE, mean: Tensor) -> Tensor:

@@ -6,11 +6,16 @@ from boovae.config import Settings
 from boovae.errors import InputError, unknown_name
 from boovae.methods.base import Combination, Method, TaskImages
 from boovae.methods.boo import Boo
+from boovae.methods.coreset import Coreset
 from boovae.methods.distill import Distill
+from boovae.methods.ewc import EWC
 from boovae.methods.joint import Joint
 from boovae.methods.mog import MoG
 from boovae.methods.multihead import Multihead
+from boovae.methods.replay import Replay
+from boovae.methods.si import SI
 from boovae.methods.standard import Standard
+from boovae.methods.vcl import VCL
 
 ALL: tuple[type[Method], ...] = (
     Standard,
@@ -19,6 +24,11 @@ ALL: tuple[type[Method], ...] = (
     Distill,
     MoG,
     Multihead,
+    Coreset,
+    Replay,
+    EWC,
+    SI,
+    VCL,
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
 

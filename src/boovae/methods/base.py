@@ -68,6 +68,7 @@ class Method:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._candidates: Mapping[str, Sequence[float]] = {}
         self._events: list[dict[str, Any]] = []
 
     def log(self, event: dict[str, Any]) -> None:
@@ -82,6 +83,15 @@ class Method:
         """Return what was logged since the last call."""
         events, self._events = self._events, []
         return events
+
+    def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
+        """Give each replica its own value of some settings."""
+        self._candidates = candidates
+
+    def strength(self, name: str, replicas: Replicas) -> Tensor:
+        """Return a setting for each replica, (R,): the same for all, unless values are compared."""
+        values = self._candidates.get(name, [getattr(self.settings, name)] * len(replicas))
+        return torch.tensor(values, dtype=torch.float32, device=replicas.device)
 
     def check(self) -> None:
         """Refuse settings that make no sense in this combination; called once all parts are known."""
@@ -186,6 +196,11 @@ class Combination(Method):
                 if other in self.parts:
                     raise InputError(f"--method {self.name}: {reason}; leave out '{other}' or '{part.name}'")
             part.check()
+
+    def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
+        """Tell all parts."""
+        for part in self.parts.values():
+            part.compare(candidates)
 
     def events(self) -> list[dict[str, Any]]:
         """Return what all parts logged."""

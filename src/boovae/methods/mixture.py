@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,9 +30,14 @@ class MixtureMethod(Method):
         super().__init__(settings)
         self._memory: dict[str, Tensor] = {}
 
+    def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
+        """Give each replica its own weight of the penalties, perhaps."""
+        super().compare(candidates)
+        self.penalties.on |= f"{self.name}_lambda" in candidates
+
     def check(self) -> None:
         """Refuse penalties that would send old components through the network of another task."""
-        if self.private and (self.penalties.strength > 0 or self.settings.boo_reencode):
+        if self.private and (self.penalties.on or self.settings.boo_reencode):
             raise InputError(
                 f"method '{self.name}' cannot hold or re-encode old components with a network per task; "
                 f"set --{self.name}-lambda 0 and --no-boo-reencode"
@@ -50,7 +57,7 @@ class MixtureMethod(Method):
         buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
         buffers["prior.live_log_mass"][:] = log_masses[-1]
         _prior(replicas).live = True
-        self.penalties.begin_task(replicas, task, self._memory)
+        self.penalties.begin_task(replicas, task, self._memory, self.strength(f"{self.name}_lambda", replicas))
         if self.settings.components > task.own_images:
             self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.components})")
 

@@ -46,7 +46,7 @@ class MoG(MixtureMethod):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.penalties = Penalties(settings, settings.mog_lambda, reduction="mean")
+        self.penalties = Penalties(settings, on=settings.mog_lambda > 0, reduction="mean")
         self.first_eligible = settings.boo_until if settings.mog_fit == "em" else 0
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:

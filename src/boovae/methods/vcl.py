@@ -3,10 +3,10 @@
 Every weight and bias of encoder and decoder has a Gaussian of its own (`bayes.py`). The posterior over weights that a
 task ends with is the prior of the next task, N(0, 1) that of the first:
 
-    loss = ELBO with noisy weights + w / n_t · Σ_i KL[N(μ_i, σ_i²) ‖ N(μ_i', σ_i'²)],
+    loss = −ELBO with noisy weights + w / n_t · Σ_i KL[N(μ_i, σ_i²) ‖ previous N(μ_i, σ_i²)],
 
-n_t the images of the task, because the loss is the mean over images and the divergence belongs to the whole set. Outputs
-of the layers are drawn, not weights (local reparameterisation). Everything but the ELBO in training uses the means. The
+n_t the images of the task: the loss is a mean over images, the divergence belongs to all of them together. Outputs of
+the layers are drawn, not weights (local reparameterisation). Everything but the ELBO in training uses the means. The
 previous posterior is what the network holds when a task begins, so nothing is stored besides the network.
 """
 
@@ -19,7 +19,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from boovae.bayes import bayesian_layers, make_bayesian, noisy, output_shapes
+from boovae.bayes import gaussians, make_bayesian, noisy, recorded_shapes
 from boovae.config import Settings
 from boovae.distributions import DiagonalNormal
 from boovae.methods.base import Method, TaskImages
@@ -54,21 +54,14 @@ class VCL(Method):
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Take the weights as they are as the prior of the task; the first has N(0, 1)."""
-        model = replicas.model
-        image = torch.zeros(1, task.train.shape[-1], device=replicas.device)
-        latent = torch.zeros(1, self.settings.latent_dim, device=replicas.device)
-        self._shapes = {
-            f"{name}.{layer}" if layer else name: shape
-            for name, net, x in (("encoder", model.encoder, image), ("decoder", model.decoder, latent))
-            for layer, shape in output_shapes(net, x).items()
-        }
-        names = [f"{name}.{part}" for name, layer in bayesian_layers(model).items() for part in layer.gaussians()]
-        whole = [name + suffix for name in names for suffix in ("", "_log_variance")]
-        first = self.tasks_seen < 2
+        model, sizes = replicas.model, (task.train.shape[-1], self.settings.latent_dim)
+        image, latent = (torch.zeros(1, size, device=replicas.device) for size in sizes)
+        with recorded_shapes(model) as self._shapes:
+            model.posterior(image), model.decode(latent)
+        now: dict[str, DiagonalNormal] = replicas.map(gaussians)
+        begin = torch.clone if self.tasks_seen > 1 else torch.zeros_like
         self._previous = {
-            name: torch.zeros_like(tensor) if first else tensor.clone()
-            for name, tensor in replicas.parameters.items()
-            if name in set(whole)
+            f"{name}.{part}": begin(tensor) for name, normal in now.items() for part, tensor in normal._asdict().items()
         }
         weight = self.settings.vcl_weight / task.own_images
         self._previous["weight"] = torch.full((len(replicas),), weight, device=replicas.device)
@@ -91,8 +84,7 @@ class VCL(Method):
         """Return the divergence of the weights to the previous posterior, per image."""
         previous = batch["state"]
         total = sum(
-            now.kl(DiagonalNormal(previous[f"{name}.{part}"], previous[f"{name}.{part}_log_variance"])).sum()
-            for name, layer in bayesian_layers(model).items()
-            for part, now in layer.gaussians().items()
+            now.kl(DiagonalNormal(previous[f"{name}.mean"], previous[f"{name}.log_variance"])).sum()
+            for name, now in gaussians(model).items()
         )
         return {"weights": previous["weight"] * total}

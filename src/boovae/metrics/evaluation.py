@@ -104,7 +104,7 @@ def _nll(
     images = torch.cat([part for part in parts if part is not None]).to(trainer.device)
     sizes = [0 if part is None else len(part) for part in parts]
     owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
-    result = _log_likelihood(trainer, images, owners, samples, progress)
+    result = log_likelihood_of_tasks(trainer, images, owners, samples, progress)
 
     def per_task(values: Tensor) -> list[list[float | None]]:
         return [listed(part.mean(1).numpy()) for part in values.double().cpu().split(sizes, dim=1)]
@@ -119,7 +119,7 @@ def _nll(
     }
 
 
-def _log_likelihood(
+def log_likelihood_of_tasks(
     trainer: Trainer, images: Tensor, owners: Tensor, samples: int, progress: Callable[[float], None] | None
 ) -> LogLikelihood:
     """Return the likelihood of images (n, D) of tasks (n,), each under the model as it is for its task."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,17 +64,21 @@ class Trainer:
         binarize: str = "none",
         device: str | torch.device = "cpu",
         compile: bool = False,
+        seeds: Sequence[int] | None = None,
+        candidates: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
+        """`seeds` and `candidates` (values of a setting), one per replica, are for comparing settings side by side."""
         self.settings = settings
         self.shape, self.pixel_range, self.binarize = shape, pixel_range, binarize
         self.device = torch.device(device)
         self.compile = compile
         self.method = make_method(settings)
-        self.replicas = Replicas(self.build, settings.seeds, self.device)
+        self.method.compare(candidates or {})
+        self.replicas = Replicas(self.build, seeds or settings.seeds, self.device)
         self.engine = Engine(
             self.replicas, self.objective, track=self.method.track if self.method.tracks else None, compile=compile
         )
-        self.generators = Generators(settings.seeds, self.device)
+        self.generators = Generators(self.replicas.seeds, self.device)
         self.sizes: list[int] = []  # training images of each finished task
         self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up for good
         self.control: Control | None = None  # of the task in training
@@ -160,7 +164,7 @@ class Trainer:
             self.control = Control(np.full(len(self.replicas), settings.learning_rate))
             self.control.active[self.frozen] = 0
             self.engine.reset_optimiser()
-            self._best = self._model_tensors()
+            self._best = {name: tensor.clone() for name, tensor in self._snapshot().items()}
         if self._resume is not None:
             self._resume()
             self._resume = None
@@ -248,14 +252,19 @@ class Trainer:
         improved &= ~broken
         if improved.any():
             mask = torch.from_numpy(improved).to(self.device)
-            for name, tensor in self._model_tensors(copy=False).items():
+            for name, tensor in self._snapshot().items():
                 axes = mask.view(-1, *[1] * (tensor.dim() - 1))
                 self._best[name] = torch.where(axes, tensor, self._best[name])
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        """Return what is kept and put back together: the model, and what the method tracks along its way."""
+        tracked = self.engine.state if self.method.tracks else {}
+        return self._model_tensors(copy=False) | _prefixed("state", tracked)
 
     def _recover(self, replica: int, images: TaskImages, observer: Observer) -> None:
         """Put a diverged replica back to its best snapshot with half the learning rate, or give it up."""
         goes_on = self._control.diverged(replica)
-        for name, tensor in self._model_tensors(copy=False).items():
+        for name, tensor in self._snapshot().items():
             tensor[replica] = self._best[name][replica]
         self.engine.reset_optimiser(replica)
         self.frozen[replica] = not goes_on
@@ -273,7 +282,7 @@ class Trainer:
     def _finish(self, images: TaskImages, observer: Observer) -> None:
         """Restore the best snapshots and let the method remember what it wants to."""
         control = self._control
-        for name, tensor in self._model_tensors(copy=False).items():
+        for name, tensor in self._snapshot().items():
             tensor.copy_(self._best[name])
         self.method.end_task(self.replicas, images)
         self._forward(self.method.events(), observer)

@@ -1,0 +1,96 @@
+"""`replay`: deep generative replay (Shin et al., NeurIPS 2017) for a VAE.
+
+While a task is learned a frozen copy of the model before it, networks and prior, is kept. In every step it generates
+`replay_images` fresh images of the earlier tasks, the mean images of latents from its prior, and the current model
+learns them like real ones:
+
+    loss = −ELBO(images of the task) + c · (images before / images now) · −ELBO(generated images).
+
+Deviations: images are generated for every step instead of once into a file, so a step costs the same however many tasks
+there were, and each image is seen once; where a prior has components for each task, generated images are scored by
+those of the finished tasks. Nothing is stored between tasks.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.errors import InputError
+from boovae.methods.base import Method, TaskImages
+from boovae.methods.teacher import Teacher, bound_before
+from boovae.training.engine import Batch
+from boovae.training.randomness import Draw
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+
+class Replay(Method):
+    """The model before the task generates images of earlier tasks, which are learned beside the real ones."""
+
+    name = "replay"
+    summary = "learns images that its frozen predecessor generates, beside those of the task"
+    clashes = MappingProxyType(
+        {
+            "joint": "joint keeps every image, generated ones add nothing",
+            "multihead": "old heads see no replayed images",
+        }
+    )
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._teacher = Teacher()
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Freeze the model as it is."""
+        self._pixels = task.train.shape[-1]
+        if self.tasks_seen > 1:
+            self._teacher.freeze(replicas, task, self.settings.replay_weight)
+
+    def draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return what chooses latents and pixels of the generated images, and the noise of their encodings."""
+        if self.tasks_seen < 2:
+            return {}
+        count, latent_dim = self.settings.replay_images, self.settings.latent_dim
+        draws = {
+            "replay_uniform": Draw("uniform", (count,)),
+            "replay_normal": Draw("normal", (count, latent_dim)),
+            "replay_noise": Draw("normal", (count, latent_dim)),
+        }
+        if self.settings.binarize != "none":
+            draws["replay_pixels"] = Draw("uniform", (count, self._pixels))
+        return draws
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the teacher."""
+        return self._teacher.state
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return the weighted mean of the generated images' negative ELBO.
+
+        The KL term has its full weight even while that of the batch grows: these images are not new to the encoder, and
+        validation losses of all epochs remain comparable.
+        """
+        if not batch["state"]:
+            return {}
+        bound = bound_before(model, self.generated(model, batch), batch["replay_noise"])
+        loss = bound.reconstruction + self.settings.kl_weight * bound.kl
+        return {"replay": batch["state"]["weight"] * loss.mean()}
+
+    def generated(self, model: VAE, batch: Batch) -> Tensor:
+        """Return the teacher's images (n, D): grey means, or pixels of 0 and 1 drawn from them if the data are such."""
+        images: Tensor = self._teacher.answer(
+            model, batch["state"], _sampled, batch["replay_uniform"], batch["replay_normal"]
+        )
+        if "replay_pixels" in batch:
+            drawn: Tensor = batch["replay_pixels"] < images
+            return drawn.to(images.dtype)
+        if "pixels" in batch:
+            raise InputError("replay: the images are binarised but --binarize is none; set it to dynamic")
+        return images
+
+
+def _sampled(teacher: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
+    return teacher.images(teacher.prior.before(teacher.posterior).sample(uniform, normal))

@@ -1,0 +1,110 @@
+"""`si`: synaptic intelligence (Zenke, Poole and Ganguli, 2017).
+
+While a task is learned, every weight is credited with what its moves contributed to the fall of the loss, a path
+integral over the optimiser's steps:
+
+    ω_i = Σ_steps −g_i · (θ_i after − θ_i before),
+
+with g the gradient of the step's loss without this method's own penalty. When the task ends, the weight's importance
+grows by
+
+    Ω_i ← Ω_i + max(ω_i, 0) / (Δ_i² + ξ),  Δ = θ at the end − θ at the start of the task,
+
+with ξ = `si_damping`, and later tasks pay
+
+    c · Σ_i Ω_i (θ_i − θ̃_i)²
+
+with c = `si_strength` and θ̃ the weights at the end of the previous task, which are those a task starts from: they need
+no place in memory, Ω does.
+
+Where it differs from the paper:
+
+- The gradient is that of one batch with one latent sample per image, and the moves are Adam's: the sum overestimates
+  the integral, as the paper says of any stochastic gradient.
+- The total gradient is at hand, so the penalty's own, 2 c Ω (θ − θ̃), is subtracted. Penalties of other methods in a
+  combination stay in: they too are loss that a weight may lower.
+- The end of a task is its best snapshot, not its last step. ω, Δ and θ̃ all belong to that snapshot: ω is kept and
+  put back with the weights, so it is the integral along the path from the start to exactly these weights. Steps
+  after the best snapshot leave no credit, in particular those of a replica that has stopped and is trained on until
+  the others have. After a divergence the path goes on from the snapshot it was put back to.
+- Negative credit is cut to zero, so that the penalty cannot reward moving away; the paper does not say so.
+- Ω adds up means over images: tasks count alike, whatever their sizes, as in the paper.
+- Only what all tasks share is held: not the prior's parameters, not the heads of single tasks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.methods.base import Method, TaskImages
+from boovae.training.engine import Batch
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+
+class SI(Method):
+    """Holds each weight to its old value as firmly as its moves have paid off."""
+
+    name = "si"
+    summary = "holds each weight to its old value, as firmly as its moves lowered the loss of earlier tasks"
+    tracks = True
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._importance: dict[str, Tensor] = {}
+        self._state: dict[str, Tensor] = {}
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Start the path where the weights are."""
+        shared = self.shared(replicas.parameters)
+        self._state = {f"path.{name}": torch.zeros_like(tensor) for name, tensor in shared.items()}
+        self._state |= {f"anchor.{name}": tensor.clone() for name, tensor in shared.items()}
+        self._state |= {f"importance.{name}": tensor.clone() for name, tensor in self._importance.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the path integrals, the weights at the start and, after the first task, the importances."""
+        return self._state
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return c · Σ_i Ω_i (θ_i − θ̃_i)²; nothing in the first task."""
+        state: dict[str, Tensor] = batch["state"]
+        drifts = [
+            (state[f"importance.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
+            for name, parameter in model.named_parameters()
+            if f"importance.{name}" in state
+        ]
+        return {"drift": self.settings.si_strength * torch.stack(drifts).sum()} if drifts else {}
+
+    def track(
+        self,
+        state: dict[str, Tensor],
+        before: dict[str, Tensor],
+        gradients: dict[str, Tensor],
+        after: dict[str, Tensor],
+    ) -> None:
+        """Credit every weight with −g · Δθ of the step."""
+        for name, old in before.items():
+            if f"path.{name}" not in state:
+                continue
+            gradient = gradients[name]
+            if f"importance.{name}" in state:
+                pull = state[f"importance.{name}"] * (old - state[f"anchor.{name}"])
+                gradient = gradient - 2 * self.settings.si_strength * pull
+            state[f"path.{name}"].sub_(gradient * (after[name] - old))
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Turn the credit along the path into importance."""
+        for name, theta in self.shared(replicas.parameters).items():
+            path, moved = self._state[f"path.{name}"], theta - self._state[f"anchor.{name}"]
+            importance = path.clamp(min=0) / (moved.square() + self.settings.si_damping)
+            self._importance[name] = self._importance.get(name, torch.zeros_like(theta)) + importance
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return the importance of every shared parameter."""
+        return {f"importance.{name}": tensor for name, tensor in self._importance.items()}
+
+    def load_memory(self, memory: dict[str, Tensor]) -> None:
+        """Take it back."""
+        self._importance = {name.removeprefix("importance."): tensor for name, tensor in memory.items()}

@@ -1,0 +1,77 @@
+"""Tables on the terminal."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from boovae.inspect import Component
+
+
+def print_table(evaluations: Sequence[dict[str, Any]]) -> None:
+    """Print one row per task seen."""
+    rows = [
+        (
+            str(event["seen"]),
+            spread(event.get("nll", {}).get("pooled")),
+            spread(event.get("diversity", {}).get("table"), digits=3),
+            spread(event.get("frechet", {}).get("pooled"), digits=1),
+            spread(_mean_forgetting(event)),
+            f"{event['ledger']['memory_bytes']:,}",
+        )
+        for event in evaluations
+    ]
+    print_rows(("tasks seen", "NLL", "diversity", "Fréchet", "forgotten", "bytes kept"), rows)
+    accuracy = evaluations[-1].get("classifier", {}).get("accuracy")
+    if accuracy is not None:
+        print(
+            f"Mean ± deviation over replicas. The classifier behind diversity and Fréchet is {accuracy:.1%} accurate."
+        )
+
+
+def print_components(found: Sequence[Component], names: Mapping[int, str]) -> None:
+    """Print one row per component."""
+    rows = [
+        (
+            names.get(component.task, str(component.task)),
+            str(component.place),
+            f"{component.weight:.1%}",
+            f"{component.mass:.1%}",
+            *(("the only one", "-") if component.only else (_nats(component.cost), f"{component.share:.1%}")),
+        )
+        for component in found
+    ]
+    print_rows(("task", "component", "weight in task", "in the prior", "nats to drop it", "share of them"), rows)
+
+
+def _nats(cost: float) -> str:
+    return "< 0.0001" if cost < 1e-4 else f"{cost:.4f}"
+
+
+def _mean_forgetting(event: dict[str, Any]) -> list[float | None]:
+    """Return each replica's mean change of the old tasks' NLL."""
+    old = event.get("forgetting", {}).get("own", [])[:-1]
+    return [None if None in column else statistics.fmean(column) for column in zip(*old, strict=True)]
+
+
+def spread(values: Sequence[float | None] | None, digits: int = 2) -> str:
+    """Return mean ± deviation over replicas; "-" where there is no number."""
+    good = [value for value in values or () if value is not None]
+    if not good:
+        return "-"
+    deviation = f" ± {statistics.stdev(good):.{digits}f}" if len(good) > 1 else ""
+    return f"{statistics.fmean(good):.{digits}f}{deviation}"
+
+
+def print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a plain table, as wide as the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False)

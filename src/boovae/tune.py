@@ -1,0 +1,143 @@
+"""Choosing a strength on validation data: every candidate value is a few replicas of one and the same training.
+
+Replicas share everything but their seed, so candidates with the same seeds are compared in pairs, and trying ten values
+costs little more than trying one. Test images are never looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import torch
+
+from boovae.config import Settings, from_mapping
+from boovae.errors import InputError
+from boovae.files import write_file
+from boovae.metrics.evaluation import log_likelihood_of_tasks
+from boovae.training.trainer import Event, Trainer, matmul_precision
+
+if TYPE_CHECKING:
+    from boovae.data import Stream
+    from boovae.progress import Display
+
+#: The strength of each method and the values that are tried.
+SEARCHES: dict[str, tuple[str, tuple[float, ...]]] = {
+    "boo": ("boo_lambda", (0.1, 0.3, 1.0, 3.0, 10.0)),
+    "mog": ("mog_lambda", (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
+    "distill": ("distill_weight", (0.1, 0.2, 0.4, 0.8, 1.6)),
+    "replay": ("replay_weight", (0.1, 0.3, 1.0, 3.0)),
+    "ewc": ("ewc_strength", (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)),
+    "si": ("si_strength", (0.01, 0.1, 1.0, 10.0, 100.0)),
+    "vcl": ("vcl_weight", (0.01, 0.1, 0.3, 1.0, 3.0)),
+}
+#: Importance samples per validation image.
+SAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A value of a setting and the validation NLL of all tasks seen, one number per seed."""
+
+    setting: str
+    value: float
+    nll: list[float]
+
+
+def search(
+    settings: Settings,
+    stream: Stream,
+    setting: str | None = None,
+    values: Sequence[float] | None = None,
+    *,
+    seeds: int = 2,
+    device: torch.device,
+    compile: bool = False,
+    display: Display,
+) -> list[Trial]:
+    """Train every value on the planned tasks, all at once, and score it on their validation images."""
+    setting, values = _what(settings, setting, values)
+    planned = stream[: settings.tasks]
+    many = dataclasses.replace(settings, replicas=len(values) * seeds)
+    trainer = Trainer(
+        many,
+        stream.shape,
+        stream.pixel_range,
+        binarize=stream.binarize,
+        device=device,
+        compile=compile,
+        seeds=[settings.seed + seed for _ in values for seed in range(seeds)],
+        candidates={setting: [value for value in values for _ in range(seeds)]},
+    )
+    watch = _Watch(display)
+    for index, task in enumerate(planned):
+        display.task(index, len(planned), task.name, settings.epochs)
+        trainer.learn(task, watch)
+    with matmul_precision(device):
+        images = torch.cat([task.valid.images for task in planned]).to(device)
+        owners = torch.repeat_interleave(torch.tensor([len(task.valid.images) for task in planned])).to(device)
+        scores = (
+            -log_likelihood_of_tasks(trainer, images, owners, SAMPLES, display.evaluating).log_prob.double().mean(1)
+        )
+    rows = scores.view(len(values), seeds).tolist()
+    return [Trial(setting, value, row) for value, row in zip(values, rows, strict=True)]
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """Return the trial with the lowest mean; one that diverged cannot win."""
+    return min(trials, key=lambda trial: (any(math.isnan(nll) for nll in trial.nll), fmean(trial.nll)))
+
+
+def write_recipe(path: Path, method: str, winner: Trial) -> None:
+    """Put the winner into the method's section of a recipe file; the other sections stay."""
+    sections = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    sections.setdefault(method, {})[winner.setting] = winner.value
+    lines = [
+        f'["{name}"]\n' + "".join(f"{key} = {value!r}\n" for key, value in sorted(section.items()))
+        for name, section in sorted(sections.items())
+    ]
+    write_file(path, "\n".join(lines).encode())
+
+
+def _what(settings: Settings, setting: str | None, values: Sequence[float] | None) -> tuple[str, tuple[float, ...]]:
+    """Return the setting to choose and the values to try."""
+    parts = [name for name in settings.method.split("+") if name in SEARCHES]
+    if setting is None:
+        if len(parts) != 1:
+            raise InputError(
+                f"--method {settings.method} has {len(parts)} strengths to choose from; "
+                f"name one by --setting ({', '.join(SEARCHES[name][0] for name in parts or SEARCHES)})"
+            )
+        setting = SEARCHES[parts[0]][0]
+    known = dict(SEARCHES[name] for name in parts)
+    if setting not in known:
+        raise InputError(
+            f"--setting {setting}: method {settings.method} has no such strength; it has {', '.join(known) or 'none'}"
+        )
+    chosen = tuple(float(value) for value in values or known[setting])
+    for value in chosen:  # a bad value is refused before anything is trained
+        from_mapping({**dataclasses.asdict(settings), setting: value})
+    return setting, chosen
+
+
+class _Watch:
+    """Shows the training of a search."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+
+    def event(self, event: Event) -> None:
+        """Keep nothing."""
+
+    def block(self, trainer: Trainer) -> None:
+        """Write nothing."""
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """Show an epoch."""
+        self.display.epoch(event)

@@ -1,0 +1,112 @@
+"""Choosing a strength: candidates are replicas, validation images decide, the winner becomes a recipe."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from boovae.cli import main
+from boovae.config import resolve
+from boovae.data import Stream
+from boovae.errors import InputError
+from boovae.progress import Silent
+from boovae.training.trainer import Trainer
+from boovae.tune import SEARCHES, Trial, best, search, write_recipe
+from conftest import Recorder, tiny
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("part", sorted(SEARCHES))
+def test_a_candidate_among_others_is_what_it_would_be_alone(part: str, digits: Stream) -> None:
+    setting, _ = SEARCHES[part]
+    method = f"boo+{part}" if part in ("distill", "replay") else part
+    together = Trainer(tiny(method=method), digits.shape, seeds=[0, 0], candidates={setting: [0.2, 5.0]})
+    alone = Trainer(tiny(method=method, replicas=1, **{setting: 5.0}), digits.shape)
+    for trainer in (together, alone):
+        for task in digits[:2]:
+            trainer.learn(task, Recorder())
+    for name, tensor in alone.replicas.parameters.items():
+        torch.testing.assert_close(together.replicas.parameters[name][1], tensor[0], rtol=0, atol=0)
+    assert any(not torch.equal(tensor[0], tensor[1]) for tensor in together.replicas.parameters.values())
+
+
+def test_a_search_scores_validation_images_and_never_test_images(digits: Stream) -> None:
+    for task in digits[:2]:
+        assert task.test.images.isfinite().all()
+    spoiled = Stream.from_tasks([task.train.images.view(-1, 8, 8) for task in digits[:2]])
+    for task in spoiled:
+        task.test.images.fill_(math.nan)
+    trials = search(tiny(method="boo+distill", tasks=2), spoiled, values=(0.1, 1.0), device=CPU, display=Silent())
+    assert [trial.value for trial in trials] == [0.1, 1.0]
+    assert all(math.isfinite(nll) for trial in trials for nll in trial.nll)
+
+
+def test_the_lowest_mean_wins_and_a_diverged_value_cannot() -> None:
+    trials = [Trial("x", 1.0, [3.0, 5.0]), Trial("x", 2.0, [3.5, 3.6]), Trial("x", 3.0, [1.0, math.nan])]
+    assert best(trials).value == 2.0
+
+
+def test_the_winner_is_written_beside_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "mnist.toml"
+    write_recipe(path, "ewc", Trial("ewc_strength", 100.0, [1.0]))
+    write_recipe(path, "boo+distill", Trial("distill_weight", 0.5, [1.0]))
+    write_recipe(path, "ewc", Trial("ewc_strength", 10.0, [1.0]))
+    sections = tomllib.loads(path.read_text())
+    assert sections == {"ewc": {"ewc_strength": 10.0}, "boo+distill": {"distill_weight": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "values", "complaint"),
+    [
+        ("standard", None, None, "0 strengths"),
+        ("boo+distill", None, None, "2 strengths"),
+        ("ewc", "learning_rate", None, "has no such strength"),
+        ("ewc", "ewc_strength", (-1.0,), "--ewc-strength"),
+    ],
+)
+def test_a_search_for_nothing_is_refused_before_training(
+    method: str, setting: str | None, values: tuple[float, ...] | None, complaint: str, digits: Stream
+) -> None:
+    with pytest.raises(InputError, match=complaint):
+        search(tiny(method=method), digits, setting, values, device=CPU, display=Silent())
+
+
+def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--tasks",
+        "2",
+        "--epochs",
+        "1",
+        "--net",
+        "mlp:8",
+        "--limit",
+        "20",
+        "--batch-size",
+        "8",
+        "--seeds-each",
+        "1",
+    ]
+    recipe = tmp_path / "digits.toml"
+    main(["tune", "ewc", *words, "--values", "1", "1000", "--recipe", str(recipe), "--json"])
+    trials = json.loads(capsys.readouterr().out)
+    assert [trial["value"] for trial in trials] == [1.0, 1000.0]
+    winner = min(trials, key=lambda trial: float(trial["nll"][0]))
+    assert tomllib.loads(recipe.read_text()) == {"ewc": {"ewc_strength": winner["value"]}}
+
+
+def test_recipes_set_the_strength_of_a_method_and_of_its_combinations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mnist.toml").write_text('["ewc"]\newc_strength = 7.0\n["boo+ewc"]\newc_strength = 9.0\n')
+    monkeypatch.setattr("boovae.config.resources.files", lambda package: tmp_path)
+    assert resolve({"dataset": "mnist", "method": "ewc"}).ewc_strength == 7
+    assert resolve({"dataset": "mnist", "method": "multihead+ewc"}).ewc_strength == 7
+    assert resolve({"dataset": "mnist", "method": "boo+ewc"}).ewc_strength == 9
+    assert resolve({"dataset": "mnist", "method": "ewc", "ewc_strength": 1.0}).ewc_strength == 1
