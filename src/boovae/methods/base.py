@@ -91,7 +91,7 @@ class Method:
     def strength(self, name: str, replicas: Replicas) -> Tensor:
         """Return a setting for each replica, (R,): the same for all, unless values are compared."""
         values = self._candidates.get(name, [getattr(self.settings, name)] * len(replicas))
-        return torch.tensor(values, dtype=torch.float32, device=replicas.device)
+        return torch.tensor([float(value) for value in values], device=replicas.device)
 
     def check(self) -> None:
         """Refuse settings that make no sense in this combination; called once all parts are known."""

@@ -38,7 +38,7 @@ class Distill(Method):
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the network as it is."""
         if self.tasks_seen > 1:
-            self._teacher.freeze(replicas, task, self.settings.distill_weight)
+            self._teacher.freeze(replicas, task, self.strength("distill_weight", replicas))
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses the latents."""

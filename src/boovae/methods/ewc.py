@@ -64,8 +64,8 @@ class EWC(Method):
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Scale the quadratic to the mean over this task's images."""
         if self._memory:
-            scale = self.settings.ewc_strength / task.own_images
-            self._state = {**self._memory, "scale": torch.full((len(replicas),), scale, device=replicas.device)}
+            scale = self.strength("ewc_strength", replicas) / task.own_images
+            self._state = {**self._memory, "scale": scale}
 
     def state(self) -> dict[str, Tensor]:
         """Return precision, anchor and scale; nothing in the first task."""

@@ -47,7 +47,7 @@ class Replay(Method):
         """Freeze the model as it is."""
         self._pixels = task.train.shape[-1]
         if self.tasks_seen > 1:
-            self._teacher.freeze(replicas, task, self.settings.replay_weight)
+            self._teacher.freeze(replicas, task, self.strength("replay_weight", replicas))
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses latents and pixels of the generated images, and the noise of their encodings."""

@@ -62,6 +62,7 @@ class SI(Method):
         self._state = {f"path.{name}": torch.zeros_like(tensor) for name, tensor in shared.items()}
         self._state |= {f"anchor.{name}": tensor.clone() for name, tensor in shared.items()}
         self._state |= {f"importance.{name}": tensor.clone() for name, tensor in self._importance.items()}
+        self._state["strength"] = self.strength("si_strength", replicas)
 
     def state(self) -> dict[str, Tensor]:
         """Return the path integrals, the weights at the start and, after the first task, the importances."""
@@ -75,7 +76,7 @@ class SI(Method):
             for name, parameter in model.named_parameters()
             if f"importance.{name}" in state
         ]
-        return {"drift": self.settings.si_strength * torch.stack(drifts).sum()} if drifts else {}
+        return {"drift": state["strength"] * torch.stack(drifts).sum()} if drifts else {}
 
     def track(
         self,
@@ -91,7 +92,8 @@ class SI(Method):
             gradient = gradients[name]
             if f"importance.{name}" in state:
                 pull = state[f"importance.{name}"] * (old - state[f"anchor.{name}"])
-                gradient = gradient - 2 * self.settings.si_strength * pull
+                axes = (...,) + (None,) * (pull.dim() - state["strength"].dim())
+                gradient = gradient - 2 * state["strength"][axes] * pull
             state[f"path.{name}"].sub_(gradient * (after[name] - old))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:

@@ -24,12 +24,11 @@ class Teacher:
         #: What the loss reads, {name: (R, ...)}; empty while there is no past.
         self.state: dict[str, Tensor] = {}
 
-    def freeze(self, replicas: Replicas, task: TaskImages, weight: float) -> None:
-        """Take a copy; `weight` is scaled by (images before / images now)."""
+    def freeze(self, replicas: Replicas, task: TaskImages, weight: Tensor) -> None:
+        """Take a copy; `weight` (R,) is scaled by (images before / images now)."""
         self._replicas = replicas
         self.state = {name: tensor.clone() for name, tensor in replicas.parameters.items()}
-        self.state["weight"] = torch.full((len(replicas),), weight, device=replicas.device)
-        self.state["weight"] *= task.images_before / task.own_images
+        self.state["weight"] = weight * (task.images_before / task.own_images)
 
     def answer(self, model: VAE, state: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(teacher, *arguments)` of one replica, without gradient; `model` is the current one."""

@@ -63,8 +63,7 @@ class VCL(Method):
         self._previous = {
             f"{name}.{part}": begin(tensor) for name, normal in now.items() for part, tensor in normal._asdict().items()
         }
-        weight = self.settings.vcl_weight / task.own_images
-        self._previous["weight"] = torch.full((len(replicas),), weight, device=replicas.device)
+        self._previous["weight"] = self.strength("vcl_weight", replicas) / task.own_images
 
     def training_draws(self, batch_size: int) -> dict[str, Draw]:
         """Return the noise of every Bayesian layer's outputs."""
