@@ -231,15 +231,12 @@ def test_only_what_tasks_share_is_held(digits: Stream) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_captured_step_is_the_plain_step(compiled: bool, digits: Stream) -> None:
-    settings = tiny(method="boo+si", tasks=2, si_strength=100.0)
+    settings = tiny(method="si", tasks=2, si_strength=100.0)
     plain, captured = (Trainer(settings, digits.shape, device="cuda", compile=c) for c in (False, compiled))
     plain.engine.captures = False
     for trainer in (plain, captured):
         for task in digits[:2]:
             trainer.learn(task, Recorder())
-    for name, tensor in plain.replicas.parameters.items():
-        torch.testing.assert_close(captured.replicas.parameters[name], tensor, rtol=1e-2, atol=2e-3)
-    for name, tensor in plain.method.memory().items():
-        if name.startswith("si."):
-            difference = (captured.method.memory()[name] - tensor).norm()
-            assert difference < 0.02 * tensor.norm()
+    for name, tensor in (plain.replicas.parameters | plain.method.memory()).items():
+        found = (captured.replicas.parameters | captured.method.memory())[name]
+        assert (found - tensor).norm() < 0.02 * tensor.norm()

@@ -61,8 +61,8 @@ def mixture_loss(components: DiagonalNormal, log_weights: Tensor, z: Tensor) -> 
 
 
 def cross_entropy(log_components: Tensor, log_weights: Tensor) -> Tensor:
-    """Return −E_q̂[log Σ_k v_k h_k(z)] from log h_k(z) (n, K) at samples of q̂: KL[q̂ ‖ m] up to a constant."""
-    return -torch.logsumexp(log_components + log_weights, dim=-1).mean()
+    """Return −E_q̂[log Σ_k v_k h_k(z)] (...) from log h_k(z) (..., n, K) at samples: KL[q̂ ‖ m] up to a constant."""
+    return -torch.logsumexp(log_components + log_weights.unsqueeze(-2), dim=-1).mean(-1)
 
 
 def component_log_probs(components: DiagonalNormal, z: Tensor) -> Tensor:
@@ -124,14 +124,20 @@ def sgd_weight(scores: Scores) -> Tensor:
 
 
 def em_weights(log_components: Tensor, log_weights: Tensor, iterations: int = 100) -> Tensor:
-    """Return the log-weights (K,) after EM: v_k ← v_k · mean_z[h_k(z) / Σ_j v_j h_j(z)]; never worse than before."""
+    """Return the log-weights (..., K) after EM: v_k ← v_k · mean_z[h_k(z) / Σ_j v_j h_j(z)]; never worse than before.
+
+    `log_components` (..., n, K). Densities are taken relative to the largest at each sample, in float64.
+    """
     # An empty place stays empty, however well a component there would fit.
-    empty = (log_weights <= EMPTY / 2) & (log_weights < log_weights.max())
-    log_components = log_components.masked_fill(empty, -math.inf)
+    empty = (log_weights <= EMPTY / 2) & (log_weights < log_weights.amax(-1, keepdim=True))
+    masked = log_components.double().masked_fill(empty.unsqueeze(-2), -math.inf)
+    density = (masked - masked.amax(-1, keepdim=True)).exp()
+    # Starting a hair above zero, no sample is ever left without any density.
+    weights = log_weights.double().softmax(-1).clamp(min=1e-30).masked_fill(empty, 0.0)
+    weights = weights / weights.sum(-1, keepdim=True)
     for _ in range(iterations):
-        log_share = torch.log_softmax(log_components + log_weights, dim=-1)
-        log_weights = torch.logsumexp(log_share, dim=0) - math.log(len(log_components))
-    return log_weights.clamp(min=EMPTY)
+        weights = weights * (density / (density @ weights.unsqueeze(-1))).mean(-2)
+    return weights.log().where(weights > 1e-30, EMPTY).to(log_weights.dtype)
 
 
 def dropped(log_weights: Tensor, threshold: float) -> Tensor:
@@ -154,23 +160,24 @@ def merged(components: DiagonalNormal, log_weights: Tensor, distance: float = 1e
 
 
 def gain_curve(log_components: Tensor, iterations: int = 20) -> tuple[Tensor, Tensor]:
-    """Return in which order components (K,) pay most, and the divergence (K,) with the first 1, 2, …, K of them.
+    """Return in which order components (..., K) pay most, and the divergence (..., K) with the first 1, 2, …, K.
 
-    At each size the component is added that lowers −E_q̂[log m] most, with the weights of all by EM.
+    At each size the component is added that lowers −E_q̂[log m] most, with the weights of all by EM; `log_components`
+    (..., n, K).
     """
-    count = log_components.shape[1]
-    chosen = torch.zeros(count, dtype=torch.bool, device=log_components.device)
+    count, device = log_components.shape[-1], log_components.device
+    chosen = torch.zeros(*log_components.shape[:-2], count, dtype=torch.bool, device=device)
+    each = log_components.unsqueeze(-3)  # the candidates' axis
     order, curve = [], []
     for _ in range(count):
-        candidates = chosen | torch.eye(count, dtype=torch.bool, device=chosen.device)  # (candidate, K)
+        candidates = chosen.unsqueeze(-2) | torch.eye(count, dtype=torch.bool, device=device)  # (..., candidate, K)
         log_weights = torch.where(candidates, 0.0, EMPTY).log_softmax(-1)
-        fitted = vmap(em_weights, in_dims=(None, 0, None))(log_components, log_weights, iterations)
-        loss = vmap(cross_entropy, in_dims=(None, 0))(log_components, fitted).masked_fill(chosen, math.inf)
-        best = loss.argmin()
-        chosen = chosen | (torch.arange(count, device=chosen.device) == best)
+        fitted = em_weights(each, log_weights, iterations)
+        loss, best = cross_entropy(each, fitted).masked_fill(chosen, math.inf).min(-1)
+        chosen = chosen | (torch.arange(count, device=device) == best.unsqueeze(-1))
         order.append(best)
-        curve.append(loss[best])
-    return torch.stack(order), torch.stack(curve)
+        curve.append(loss)
+    return torch.stack(order, -1), torch.stack(curve, -1)
 
 
 # --- where components start -----------------------------------------------------------------------------------------

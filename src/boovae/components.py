@@ -72,7 +72,7 @@ class Minorisation:
             if settings.boo_tolerance > 0 or last:
                 fresh = self.codes(replicas, task, (*key, "curve"))[2]
                 log_components = vmap(component_log_probs)(self._encoded(replicas, inputs), fresh)
-                order, curve = vmap(gain_curve)(log_components)
+                order, curve = gain_curve(log_components)
                 if settings.boo_tolerance > 0:
                     unwanted = _beyond_tolerance(order, curve, settings.boo_tolerance)
                     log_weights = log_weights.masked_fill(unwanted, EMPTY).log_softmax(-1).clamp(min=EMPTY)
@@ -96,7 +96,7 @@ class Minorisation:
         inputs, logits = self._descent(start, arguments, steps=settings.boo_steps, rate=settings.boo_rate)
         inputs, logits = (self._sound(replicas, *pair) for pair in zip((inputs, logits), start, strict=True))
         log_components = vmap(component_log_probs)(self._encoded(replicas, inputs), z)
-        return inputs, vmap(em_weights)(log_components, torch.log_softmax(logits, -1)).clamp(min=EMPTY)
+        return inputs, em_weights(log_components, torch.log_softmax(logits, -1)).clamp(min=EMPTY)
 
     # --- one component after another ----------------------------------------------------------------------------
 
@@ -116,9 +116,9 @@ class Minorisation:
             buffers["prior.live_inputs"][:, slot] = learned
             parts = self._encoded(replicas, buffers["prior.live_inputs"])
             log_components = vmap(component_log_probs)(parts, fresh)
-            divergence = vmap(cross_entropy)(log_components, log_weights)
+            divergence = cross_entropy(log_components, log_weights)
             grown = self._weighted(replicas, parts, posterior, z, log_weights, slot, key)
-            now = vmap(cross_entropy)(log_components, grown)
+            now = cross_entropy(log_components, grown)
             refused = torch.zeros_like(now, dtype=torch.bool)
             if settings.boo_tolerance > 0 and slot > 0:
                 refused = divergence - now < settings.boo_tolerance
@@ -216,7 +216,7 @@ class Minorisation:
         grown = log_weights + torch.log1p(-beta).clamp(min=EMPTY).unsqueeze(1)
         grown[:, slot] = beta.log()
         if rule == "em":
-            grown = vmap(em_weights)(vmap(component_log_probs)(parts, z), grown)
+            grown = em_weights(vmap(component_log_probs)(parts, z), grown)
         return grown.clamp(min=EMPTY)
 
     def _scores(
@@ -250,7 +250,7 @@ class Minorisation:
         log_weights = replicas.buffers["prior.live_log_weights"]
         with torch.no_grad():
             parts = self._encoded(replicas, replicas.buffers["prior.live_inputs"])
-            fitted = vmap(em_weights)(vmap(component_log_probs)(parts, z), log_weights)
+            fitted = em_weights(vmap(component_log_probs)(parts, z), log_weights)
             log_weights.copy_(vmap(functools.partial(dropped, threshold=self.settings.boo_prune))(fitted))
 
     # --- codes and starts ---------------------------------------------------------------------------------------

@@ -103,12 +103,12 @@ class Settings:
     """Distill: both sides of the divergence, KL[old | new] or KL[new | old]."""
 
     ewc_strength: float = 100.0
-    """EWC: weight of the quadratic penalty."""
+    """EWC: weight of the quadratic penalty; 1 is what Bayes says of a diagonal Gaussian."""
     ewc_decay: float = 1.0
-    """EWC: how much of the old Fisher information is kept per task; under 1 is online EWC."""
+    """EWC: 1 keeps the quadratics of all tasks; under 1 is online EWC, the share of the old one kept per task."""
     ewc_images: int = 1000
     """EWC: images from which the Fisher information of a task is estimated."""
-    si_strength: float = 1.0
+    si_strength: float = 30.0
     """SI: weight of the quadratic penalty."""
     si_damping: float = 0.1
     """SI: keeps parameters that hardly moved from becoming infinitely important."""

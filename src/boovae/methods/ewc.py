@@ -26,8 +26,7 @@ Where it differs from the papers:
 - Huszár (2018) shows that separate quadratics count early tasks twice, since θ_t already leans towards them, and puts
   the anchor at the latest weights. That is online EWC with a decay a hair under 1; Schwarz et al. normalise every
   Fisher, which is not done here as it would undo Bayes' weights.
-- Only what all tasks share is held: not the prior's parameters, not the heads of single tasks. Where layers are noisy
-  in training (`vcl`), the gradients are taken at the mean weights.
+- Only what all tasks share is held: not the prior's parameters, not the heads of single tasks.
 - In a combination the prior is the one that the method before it leaves: `boo+ewc` takes the finished mixture.
 """
 

@@ -44,6 +44,8 @@ class Engine:
         self.objective = objective
         self.track = track
         self.captures = replicas.device.type == "cuda"
+        #: Whether gradients are taken by `torch.func`, which compiles and can be recorded.
+        self.functional = compile or self.captures
         self._make_moments()
         self.rate = torch.zeros(len(replicas), device=replicas.device)
         self.steps = torch.zeros(len(replicas), device=replicas.device)
@@ -161,16 +163,32 @@ class Engine:
         batch: Batch,
     ) -> dict[str, Tensor]:
         """One step of Adam for all stacked replicas (`rate` (R,)) or for one (`rate` ()); return the loss terms."""
-        gradient_of = grad(self._loss, has_aux=True)
-        if rate.dim() == 1:
-            gradient_of = vmap(gradient_of)
-        gradients, terms = gradient_of(parameters, buffers, batch)
+        gradients, terms = self._gradients(parameters, buffers, batch, stacked=rate.dim() == 1)
         before = {name: tensor.clone() for name, tensor in parameters.items()} if self.track is not None else {}
         p, g, m, v = ([tensors[name] for name in parameters] for tensors in (parameters, gradients, first, second))
         adam_step(p, g, m, v, rate, steps)
         if self.track is not None:
             self.track(batch["state"], before, gradients, parameters)
-        return terms  # type: ignore[no-any-return]
+        return terms
+
+    def _gradients(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch, *, stacked: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return gradients and loss terms of all stacked replicas, or of one."""
+        if self.functional:
+            gradient_of = grad(self._loss, has_aux=True)
+            result: tuple[dict[str, Tensor], dict[str, Tensor]] = (vmap(gradient_of) if stacked else gradient_of)(
+                parameters, buffers, batch
+            )
+            return result
+        # The same numbers by plain autograd: on small networks a quarter less overhead.
+        with torch.enable_grad():
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+            loss, terms = (vmap(self._loss) if stacked else self._loss)(leaves, buffers, batch)
+            gradients = torch.autograd.grad(
+                loss.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
+        return dict(zip(leaves, gradients, strict=True)), {name: term.detach() for name, term in terms.items()}
 
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
