@@ -5,11 +5,11 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .PHONY: demo test lint types test-slow test-gpu speed clean
 
-demo: .venv/installed  ## learn ten kinds of digits one after another, three seeds at once, and write a report
-	$(BIN)/boovae train --replicas 3 --out runs/demo
+demo: .venv/installed  ## learn ten kinds of digits one after another, two seeds at once, and write a report
+	$(BIN)/boovae train --replicas 2 --out runs/demo
 
-test: .venv/test lint types  ## lint, types and the whole test suite
-	$(BIN)/python -m pytest
+test: .venv/test lint types  ## lint, types and the whole test suite, on two cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/test
 	$(BIN)/ruff check .

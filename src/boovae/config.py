@@ -230,15 +230,16 @@ def _choices() -> dict[str, tuple[str, ...]]:
 RECIPES: dict[str, dict[str, Any]] = {
     "digits": {
         "net": "mlp:128",
-        "latent_dim": 16,
-        "batch_size": 50,
-        "learning_rate": 2e-3,
-        "epochs": 100,
+        "latent_dim": 10,
+        "batch_size": 32,
+        "learning_rate": 3e-3,
+        "epochs": 70,
         "plateau_patience": 12,
-        "early_stop": 20,
-        "samples": 1000,
+        "early_stop": 30,
+        "samples": 500,
         "generated": 5000,
-        "boo_steps": 20,
+        "boo_steps": 10,
+        "distill_latents": 50,
     },
     "mnist": {"net": "mlp:300", "log_variance_range": (-6.0, 2.0), "learning_rate": 1e-3},
     "notmnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0), "epochs": 400, "distill_weight": 0.8},
@@ -259,7 +260,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "boo_lambda": 1.0,
         "boo_steps": 500,
         "fashion_mnist": {"epochs": 1000},
-        "digits": {"learning_rate": 2e-3, "plateau_patience": 12, "early_stop": 20, "epochs": 100},
+        "digits": {"learning_rate": 3e-3, "plateau_patience": 12, "early_stop": 20, "epochs": 100},
     },
 }
 

@@ -74,7 +74,8 @@ class StandardNormal(NamedTuple):
 class DiagonalMixture(NamedTuple):
     """A mixture of C diagonal Gaussians: `log_weights` (C,), `mean` and `log_variance` (C, L).
 
-    A weight of zero is written as a very negative log-weight, not as -inf: gradients stay finite.
+    With leading axes (n, C, L) it is n mixtures, and z (n, s, L) is scored by the one in its row. A weight of zero is
+    written as a very negative log-weight, not as -inf: gradients stay finite.
     """
 
     log_weights: Tensor
@@ -82,23 +83,24 @@ class DiagonalMixture(NamedTuple):
     log_variance: Tensor
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Return the log-density at z (..., L), by logsumexp over the components."""
-        return torch.logsumexp(self.log_weights + self.component_log_probs(z), -1)
+        """Return the log-density at z (..., s, L), by logsumexp over the components."""
+        return torch.logsumexp(self.log_weights.unsqueeze(-2) + self.component_log_probs(z), -1)
 
     def component_log_probs(self, z: Tensor) -> Tensor:
-        """Return log N(z; mean_c, variance_c) of every component: (..., L) -> (..., C).
+        """Return log N(z; mean_c, variance_c) of every component: (..., s, L) -> (..., s, C).
 
         The expanded quadratic form is two matrix products, but in float32 (and worse in TF32) it loses tenths of a nat:
         on a CPU it runs in float64. On a GPU the difference form is fused when compiled and never stores (..., C, L).
         """
         if z.is_cuda:
-            squares = ((z.unsqueeze(-2) - self.mean) * (-0.5 * self.log_variance).exp()).square()
-            return -0.5 * (squares + self.log_variance + LOG_TWO_PI).sum(-1)
+            mean, log_variance = self.mean.unsqueeze(-3), self.log_variance.unsqueeze(-3)
+            squares = ((z.unsqueeze(-2) - mean) * (-0.5 * log_variance).exp()).square()
+            return -0.5 * (squares + log_variance + LOG_TWO_PI).sum(-1)
         wide, mean, log_variance = z.double(), self.mean.double(), self.log_variance.double()
         precision = (-log_variance).exp()
         constant = (mean.square() * precision + log_variance + LOG_TWO_PI).sum(-1)
         squares = wide.square() @ precision.mT - 2 * wide @ (mean * precision).mT
-        return (-0.5 * (squares + constant)).to(z.dtype)
+        return (-0.5 * (squares + constant.unsqueeze(-2))).to(z.dtype)
 
     def sample(self, uniform: Tensor, normal: Tensor) -> Tensor:
         """Return latents (n, L): `uniform` (n,) chooses the component, `normal` (n, L) the place in it."""

@@ -50,6 +50,7 @@ class TaskMixture(Prior):
         super().__init__()
         rows = ROOM * max(1, -(-tasks // ROOM))
         self.components = rows * components
+        self.finished = tasks  # rows that hold a task; the others are empty
         self.live, self.elbo, self.reencode = False, elbo, reencode
         self.register_buffer("pseudo_inputs", torch.zeros(rows, components, pixels))
         self.register_buffer("mean", torch.zeros(rows, components, latent_dim))
@@ -76,10 +77,11 @@ class TaskMixture(Prior):
 
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:
         """Return the whole mixture, or one finished task's part of it."""
-        stored = self.stored(encoder)
         if task is not None:
+            stored = self.stored(encoder)
             return DiagonalMixture(self.log_weights[task], stored.mean[task], stored.log_variance[task])
-        finished = _flat(self.log_masses.unsqueeze(1) + self.log_weights, stored)
+        log_masses, log_weights, stored = self._filled(encoder)
+        finished = _flat(log_masses.unsqueeze(1) + log_weights, stored)
         if not self.live:
             return finished
         log_weights, mean, log_variance = self.current(encoder)
@@ -88,11 +90,15 @@ class TaskMixture(Prior):
 
     def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-density at latents z (n, s, L) under the whole mixture and under each image's own task's."""
-        whole = _flat(self.log_masses.unsqueeze(1) + self.log_weights, self.stored(encoder))
-        mine = tasks.unsqueeze(1) == torch.arange(len(self.log_masses), device=tasks.device)
-        own = torch.where(mine.unsqueeze(2), self.log_weights, EMPTY).flatten(1).unsqueeze(1)
-        log_components = whole.component_log_probs(z)
-        return torch.logsumexp(log_components + whole.log_weights, -1), torch.logsumexp(log_components + own, -1)
+        log_masses, log_weights, stored = self._filled(encoder)
+        own = DiagonalMixture(log_weights[tasks], stored.mean[tasks], stored.log_variance[tasks])
+        return _flat(log_masses.unsqueeze(1) + log_weights, stored).log_prob(z), own.log_prob(z)
+
+    def _filled(self, encoder: Encoder) -> tuple[Tensor, Tensor, DiagonalNormal]:
+        """Return masses, weights and Gaussians of finished tasks; compiled code keeps the empty rows and its shapes."""
+        stored = self.stored(encoder)
+        rows = len(self.log_masses) if torch.compiler.is_compiling() else max(self.finished, 1)
+        return self.log_masses[:rows], self.log_weights[:rows], DiagonalNormal(*(part[:rows] for part in stored))
 
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
         """Return log q(z | x) − log r(z), under the task's own components while it is learned (unless `elbo` is full).

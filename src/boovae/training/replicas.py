@@ -92,7 +92,7 @@ class Replicas:
     def call(self, tensors: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(model, *arguments)` for the one model that has these parameters and buffers."""
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        return functional_call(self._call, named, (function, *arguments))
+        return functional_call(self._call, named, (function, *arguments), tie_weights=False)  # there are none to tie
 
     def map(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(model, *arguments)` of every replica, stacked: tensors in and out have a leading axis R."""
