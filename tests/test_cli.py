@@ -136,7 +136,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
     config = (out / "config.toml").read_text()
     assert "batch_size = 5\n" in config  # the flag
     assert "epochs = 1\n" in config  # the file
-    assert "latent_dim = 16\n" in config  # the recipe of the digits
+    assert "latent_dim = 10\n" in config  # the recipe of the digits
 
 
 def test_training_on_an_own_folder_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

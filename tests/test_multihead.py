@@ -10,6 +10,7 @@ import torch
 from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import make_method
+from boovae.metrics.cost import ledger
 from boovae.metrics.evaluation import evaluate, generate
 from boovae.metrics.likelihood import log_likelihood
 from boovae.training.trainer import Trainer
@@ -73,6 +74,7 @@ def test_the_frozen_networks_are_counted_as_memory(digits: Stream) -> None:
         trainer.learn(task, Recorder())
         sizes.append(sum(tensor.nbytes for tensor in trainer.method.memory().values()))
     assert sizes[1] == 2 * sizes[0] > 0
+    assert ledger(trainer)["memory"] == {"networks": sizes[1] // 2}  # per replica, all layers together
 
 
 @pytest.mark.parametrize("method", ["multihead+distill", "replay+multihead", "joint+multihead"])
