@@ -210,3 +210,24 @@ def test_a_method_from_outside_trains_penalises_and_combines(digits: Stream, mon
     assert moved(second) < 0.2 * moved(free)
     epochs = [event for event in recorder.events if event["event"] == "epoch" and event["task"] == 1]
     assert all("anchor.drift" in event["train"] for event in epochs)
+
+
+def test_a_step_is_compiled_once_it_has_its_final_form(digits: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def compiled(function: Any, **options: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return function(*arguments)
+
+        return counted
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    for method, first in (("standard", True), ("boo+distill", False), ("boo+vcl", True), ("ewc", False)):
+        calls = 0
+        trainer = Trainer(tiny(method=method), digits.shape, compile=True)
+        trainer.learn(digits[0], Recorder())
+        assert (calls > 0) == first, method
+        trainer.learn(digits[1], Recorder())
+        assert calls > 0, method

@@ -57,6 +57,8 @@ class Method:
     first_eligible = 0
     #: Tasks seen, the current one included. Capacities follow it, never the number of tasks planned.
     tasks_seen = 0
+    #: The task, counting from 1, from which on a step has its final form; it is not compiled before.
+    settled_by = 1
     #: Whether the task of an image must be known to score it.
     knows_task = False
     #: Whether `track` is called after every step.
@@ -187,6 +189,7 @@ class Combination(Method):
         self.stores_examples = any(part.stores_examples for part in parts)
         self.first_eligible = max(part.first_eligible for part in parts)
         self.shared_memory = frozenset(f"{part.name}.{name}" for part in parts for name in part.shared_memory)
+        self.settled_by = max(part.settled_by for part in parts)
         self.knows_task = any(part.knows_task for part in parts)
         self.tracks = any(part.tracks for part in parts)
         self.private = tuple(name for part in parts for name in part.private)

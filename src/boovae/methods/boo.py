@@ -46,6 +46,7 @@ class Boo(MixtureMethod):
         self.greedy = settings.boo_objective != "corrective"
         self.first_eligible = 2 * settings.components if self.greedy else settings.boo_until
         self.penalties = Penalties(settings, on=settings.boo_lambda > 0)
+        self.settled_by = 2 if self.penalties.on else 1
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a prior with room for the tasks seen."""

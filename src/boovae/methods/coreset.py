@@ -44,6 +44,7 @@ class Coreset(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.settled_by = 2 if settings.coreset_mode == "batch" else 1
         self._memory: dict[str, Tensor] = {}
         self._kept: dict[str, Tensor] = {}
 

@@ -47,6 +47,7 @@ class MoG(MixtureMethod):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.penalties = Penalties(settings, on=settings.mog_lambda > 0, reduction="mean")
+        self.settled_by = 2 if self.penalties.on else 1
         self.first_eligible = settings.boo_until if settings.mog_fit == "em" else 0
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:

@@ -49,6 +49,7 @@ class SI(Method):
 
     name = "si"
     summary = "holds each weight to its old value, as firmly as its moves lowered the loss of earlier tasks"
+    settled_by = 2
     tracks = True
 
     def __init__(self, settings: Settings) -> None:

@@ -67,7 +67,8 @@ def log_likelihood(
     if not len(images):
         raise InputError("images is empty: there is nothing to score")
     model = replicas.model
-    row = images.shape[1] + model.prior.components * model.latent_dim  # floats that one sample of one image takes
+    # Floats that one sample of one image takes; compiled, the components' share is never stored.
+    row = images.shape[1] + (0 if compile else model.prior.components * model.latent_dim)
     per_chunk = max(1, min(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row)))
     generator = torch.Generator(images.device).manual_seed(seed_for(seed, "likelihood"))
     noise = torch.randn(samples, model.latent_dim, generator=generator, device=images.device)

@@ -51,10 +51,11 @@ class Engine:
         self.steps = torch.zeros(len(replicas), device=replicas.device)
         self.kl_weight = torch.ones(len(replicas), device=replicas.device)
         self._descend: Callable[..., dict[str, Tensor]] = self._plain_descend
+        self._compiled_descend = self._plain_descend
         if compile:
-            # A growing prior changes shapes once per task; beyond the limit torch would silently stop compiling.
+            # A growing prior changes shapes now and then; beyond the limit torch would silently stop compiling.
             torch._dynamo.config.recompile_limit = 256
-            self._descend = torch.compile(self._descend)
+            self._compiled_descend = torch.compile(self._plain_descend)
 
     def _make_moments(self) -> None:
         self.first, self.second = (
@@ -70,14 +71,19 @@ class Engine:
         batch_size: int,
         state: dict[str, Tensor],
         valid_noise: dict[str, Tensor],
+        *,
+        settled: bool = True,
     ) -> None:
         """Take the images of a task: (N, D) for all replicas alike, or (R, N, D).
+
+        A step that will have another form in the next task (not `settled`) is not worth compiling.
 
         `state` holds what the method's penalty reads, {name: (R, ...)}; `valid_noise` {name: (R, chunks, ...)},
         drawn for chunks of `validation_chunk` images.
         """
         if any(self.first[name].shape != tensor.shape for name, tensor in self.replicas.parameters.items()):
             self._make_moments()  # the model has grown
+        self._descend = self._compiled_descend if settled else self._plain_descend
         self.train, self.state = train, state
         self.images = train.shape[-2]
         self.batch_size = min(batch_size, self.images)

@@ -159,7 +159,14 @@ class Trainer:
         chunk = validation_chunk(images.valid.shape[-2])
         chunks = -(-images.valid.shape[-2] // chunk)
         noise = self.generators.draw_all(self.draws(chunk, training=False), images.index, "valid", steps=chunks)
-        self.engine.load(images.train, images.valid, settings.batch_size, self.method.state(), noise)
+        self.engine.load(
+            images.train,
+            images.valid,
+            settings.batch_size,
+            self.method.state(),
+            noise,
+            settled=self.method.tasks_seen >= self.method.settled_by,
+        )
         if self.control is None:
             self.control = Control(np.full(len(self.replicas), settings.learning_rate))
             self.control.active[self.frozen] = 0
