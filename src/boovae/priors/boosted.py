@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -114,17 +114,8 @@ class BoostedPrior(TaskMixture):
 
     live_inputs: Tensor  # (K, D) of the task in training
 
-    def __init__(
-        self,
-        tasks: int,
-        components: int,
-        pixels: int,
-        latent_dim: int,
-        *,
-        elbo: Scope = "current",
-        reencode: bool = False,
-    ) -> None:
-        super().__init__(tasks, components, pixels, latent_dim, elbo=elbo, reencode=reencode)
+    def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, **options: Any) -> None:
+        super().__init__(tasks, components, pixels, latent_dim, **options)
         self.register_buffer("live_inputs", torch.zeros(components, pixels))
 
     def current(self, encoder: Encoder) -> DiagonalMixture:
@@ -135,8 +126,8 @@ class BoostedPrior(TaskMixture):
 class FreeMixture(TaskMixture):
     """Components of the task in training are free Gaussians, learned with the networks."""
 
-    def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, *, elbo: Scope = "current") -> None:
-        super().__init__(tasks, components, pixels, latent_dim, elbo=elbo)
+    def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, **options: Any) -> None:
+        super().__init__(tasks, components, pixels, latent_dim, **options)
         self.live_mean = nn.Parameter(torch.zeros(components, latent_dim))
         self.live_log_variance = nn.Parameter(torch.zeros(components, latent_dim))
 
