@@ -9,11 +9,13 @@ import torch
 
 from boovae.data import Stream
 from boovae.errors import InputError
+from boovae.inspect import components
 from boovae.methods import make_method
 from boovae.metrics.cost import ledger
 from boovae.metrics.evaluation import evaluate, generate
 from boovae.metrics.likelihood import log_likelihood
 from boovae.training.trainer import Trainer
+from boovae.vae import VAE
 from conftest import Recorder, tiny
 
 
@@ -89,3 +91,17 @@ def test_old_components_cannot_be_held_by_the_network_of_another_task() -> None:
         make_method(tiny(method="boo+multihead", boo_lambda=1.0))
     with pytest.raises(InputError, match="--mog-lambda 0"):
         make_method(tiny(method="multihead+mog"))
+
+
+def test_components_are_shown_as_the_network_of_their_task_decodes_them(digits: Stream) -> None:
+    trainer = Trainer(tiny(method="boo+multihead"), digits.shape)
+    for task in digits[:2]:
+        trainer.learn(task, Recorder())
+    first = next(component for component in components(trainer) if component.task == 0)
+    mean = trainer.replicas.buffers["prior.mean"][:, 0, first.place].unsqueeze(1)
+    right, wrong = (
+        replicas.map(VAE.images, mean)[0, 0]
+        for replicas in (trainer.method.view(trainer.replicas, 0), trainer.replicas)
+    )
+    torch.testing.assert_close(first.decoded, right)
+    assert not torch.allclose(right, wrong, atol=1e-3)

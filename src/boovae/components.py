@@ -94,7 +94,7 @@ class Minorisation:
             self._descent = Descent(loss, self.box)
         start, arguments = [inputs, log_weights], (_network(replicas), z)
         inputs, logits = self._descent(start, arguments, steps=settings.boo_steps, rate=settings.boo_rate)
-        inputs, logits = (self._sound(replicas, *pair) for pair in zip((inputs, logits), start, strict=True))
+        inputs, logits = (_sound(*pair) for pair in zip((inputs, logits), start, strict=True))
         log_components = vmap(component_log_probs)(self._encoded(replicas, inputs), z)
         return inputs, em_weights(log_components, torch.log_softmax(logits, -1)).clamp(min=EMPTY)
 
@@ -164,7 +164,7 @@ class Minorisation:
             log_mixture = vmap(DiagonalMixture.log_prob)(mixture, z)
             start = [inputs, torch.full_like(inputs[:, 0], -torch.logit(torch.tensor(slot / (slot + 1.0))).item())]
             learned = self._descent(start, (_network(replicas), z, log_mixture), **options)[0]
-        return self._sound(replicas, learned, inputs)
+        return _sound(learned, inputs)
 
     def _target(self, replicas: Replicas, task: TaskImages, posterior: DiagonalNormal) -> DiagonalMixture:
         """Return π: the aggregated posterior of the task, or α r + (1 − α) q̂ with α by numbers of images."""
@@ -289,10 +289,10 @@ class Minorisation:
         centre = images.mean(1, keepdim=True) if self.settings.boo_start == "mean" else 0.5 * (low + high)
         return (centre + NOISE_START * (high - low) * noise).clamp(low, high), even
 
-    def _sound(self, replicas: Replicas, learned: Tensor, start: Tensor) -> Tensor:
-        """Return pseudo-inputs (R, ..., D) or logits (R, K); what left the finite numbers goes back to its start."""
-        sound = learned.isfinite().all(-1, keepdim=True)
-        return torch.where(sound, learned, start)
+
+def _sound(learned: Tensor, start: Tensor) -> Tensor:
+    """Return pseudo-inputs (R, ..., D) or log-weights (R, K); what left the finite numbers goes back to its start."""
+    return torch.where(learned.isfinite().all(-1, keepdim=True), learned, start)
 
 
 def _network(replicas: Replicas) -> dict[str, Tensor]:

@@ -142,28 +142,29 @@ def require_components(trainer: Trainer) -> None:
 @torch.no_grad()
 def components(trainer: Trainer, replica: int = 0) -> list[Component]:
     """Return every component of the finished tasks, task by task, the dearest first."""
-    tensors = replica_of(trainer.replicas.tensors(), replica)
-    parts, decoded = trainer.replicas.call(tensors, _gaussians_and_images)
-    log_weights, inputs = tensors[WEIGHTS], tensors["prior.pseudo_inputs"]
     found = []
     for task in range(trainer.tasks_done):
+        view = trainer.method.view(trainer.replicas, task)
+        tensors = replica_of(view.tensors(), replica)
+        parts, decoded = view.call(tensors, _gaussians_and_images, task)
+        log_weights, inputs = tensors[WEIGHTS], tensors["prior.pseudo_inputs"]
         noise = _noise(trainer, task, slice(replica, replica + 1))[0]
-        costs = drop_costs(log_weights[task], DiagonalNormal(*(part[task] for part in parts)), noise)
+        costs = drop_costs(log_weights[task], parts, noise)
         shares = costs / costs.masked_fill(log_weights[task] <= EMPTY / 2, 0.0).sum()
         weights = log_weights[task].double().exp()
         masses = weights * tensors["prior.log_masses"][task].double().exp()
         numbers = torch.stack([weights, masses, costs, shares], 1).tolist()
         for place in (log_weights[task] > EMPTY / 2).nonzero().flatten().tolist():
             weight, mass, cost, share = numbers[place]
-            images = inputs[task, place], decoded[task, place]
+            images = inputs[task, place], decoded[place]
             found.append(Component(task, place, weight, mass, cost, share, *images))
     return sorted(found, key=lambda component: (component.task, -component.cost))
 
 
-def _gaussians_and_images(model: VAE) -> tuple[DiagonalNormal, Tensor]:
-    """Return the stored Gaussians (T, K, L) of one replica and the mean images (T, K, D) at their means."""
+def _gaussians_and_images(model: VAE, task: int) -> tuple[DiagonalNormal, Tensor]:
+    """Return a task's Gaussians (K, L) of one replica and the mean images (K, D) at their means."""
     assert isinstance(model.prior, TaskMixture)
-    parts = model.prior.stored(model.posterior)
+    parts = DiagonalNormal(*(part[task] for part in model.prior.stored(model.posterior)))
     return parts, model.images(parts.mean)
 
 

@@ -80,7 +80,7 @@ class Boo(MixtureMethod):
         """Add a component and later step back (greedy), or fit all again at ever longer intervals (corrective)."""
         done = epoch + 1
         if not self.greedy:
-            if done <= self.settings.boo_until and done & (done - 1) == 0:
+            if self.fits_after(epoch):
                 self._fit(replicas, task, done)
         elif done < self.settings.components:
             self._grow(replicas, task, done)

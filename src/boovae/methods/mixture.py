@@ -61,6 +61,11 @@ class MixtureMethod(Method):
         if self.settings.components > task.own_images:
             self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.components})")
 
+    def fits_after(self, epoch: int) -> bool:
+        """Whether all components are fitted again after an epoch: the 1st, 2nd, 4th, … up to `boo_until`."""
+        done = epoch + 1
+        return done <= self.settings.boo_until and done & (done - 1) == 0
+
     def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
         """Store the task's components: the tensors named in ROW, each (R, K, ...)."""
         buffers = replicas.buffers

@@ -70,9 +70,8 @@ class MoG(MixtureMethod):
 
     def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
         """Fit again at ever longer intervals, if by EM."""
-        done = epoch + 1
-        if self.settings.mog_fit == "em" and done <= self.settings.boo_until and done & (done - 1) == 0:
-            self._fit(replicas, task, done)
+        if self.settings.mog_fit == "em" and self.fits_after(epoch):
+            self._fit(replicas, task, epoch + 1)
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Store the Gaussians and the images of their means."""
