@@ -13,24 +13,30 @@ from boovae.config import Settings
 Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
 
 
-@dataclass(frozen=True)
-class Train(Settings):
-    """Learn the tasks of a dataset one after another; writes a run folder with a report."""
+@dataclass(frozen=True, kw_only=True)
+class Computes:
+    """What every command takes that reads images and computes."""
 
-    out: Path | None = None
-    """Run folder; runs/DATASET-METHOD-HASH if not given."""
+    data_dir: Path | None = None
+    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    device: Device = "auto"
+    """Where to compute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured(Computes):
+    """What every command takes that is given whole settings."""
+
     config: Path | None = None
     """TOML file with settings; flags win over it."""
     preset: Literal["paper"] | None = None
     """Settings that reproduce the paper's; the file and flags win over it."""
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
-    resume: Literal["auto", "always", "never"] = "auto"
-    """Continue a run that was stopped: if there is one, in any case, or never."""
-    device: Device = "auto"
-    """Where to train."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the training step (torch.compile): faster steps after some ten seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures(Computes):
+    """What every command takes that ends with an evaluation."""
+
     metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
     """What to measure after each task."""
     quiet: bool = False
@@ -40,7 +46,19 @@ class Train(Settings):
 
 
 @dataclass(frozen=True)
-class Extend:
+class Train(Configured, Measures, Settings):
+    """Learn the tasks of a dataset one after another; writes a run folder with a report."""
+
+    out: Path | None = None
+    """Run folder; runs/DATASET-METHOD-HASH if not given."""
+    resume: Literal["auto", "always", "never"] = "auto"
+    """Continue a run that was stopped: if there is one, in any case, or never."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the training step (torch.compile): faster steps after some ten seconds."""
+
+
+@dataclass(frozen=True)
+class Extend(Measures):
     """Learn one more task from a run's checkpoint alone; the old data need not be there."""
 
     run: tyro.conf.Positional[Path]
@@ -49,22 +67,12 @@ class Extend:
     """Images of the new task: folder:PATH, npz:PATH or a dataset; if not given, the next task of the run's own."""
     name: str | None = None
     """What to call the task; as its file, folder or dataset if not given."""
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
-    device: Device = "auto"
-    """Where to train."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the training step (torch.compile); auto: as the run was trained."""
-    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
-    """What to measure after the task."""
-    quiet: bool = False
-    """Show nothing but the result."""
-    json: bool = False
-    """Print the last evaluation as JSON."""
 
 
 @dataclass(frozen=True)
-class Tune(Settings):
+class Tune(Configured, Settings):
     """Choose a method's strength on validation data; all candidates train at once, as replicas."""
 
     setting: str | None = None
@@ -75,14 +83,6 @@ class Tune(Settings):
     """Seeds for each value."""
     recipe: Path | None = None
     """TOML file into which the winner is written, in the section of the method."""
-    config: Path | None = None
-    """TOML file with settings; flags win over it."""
-    preset: Literal["paper"] | None = None
-    """Settings that reproduce the paper's; the file and flags win over it."""
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
-    device: Device = "auto"
-    """Where to train."""
     compile: bool = False
     """Compile the training step (torch.compile)."""
     json: bool = False
@@ -90,7 +90,7 @@ class Tune(Settings):
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(Measures):
     """Measure a run's model again, for example with more samples."""
 
     run: tyro.conf.Positional[Path]
@@ -99,16 +99,6 @@ class Eval:
     """Importance samples per test image; as in training if not given."""
     generated: int | None = None
     """Generated images for diversity and Fréchet distance; as in training if not given."""
-    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
-    """What to measure."""
-    data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
-    device: Device = "auto"
-    """Where to compute."""
-    quiet: bool = False
-    """Show nothing but the result."""
-    json: bool = False
-    """Print the evaluation as JSON."""
 
 
 @dataclass(frozen=True)
