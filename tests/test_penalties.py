@@ -125,11 +125,11 @@ def test_nothing_that_stayed_is_penalised(reduction: str, side: Side) -> None:
     penalties = Penalties(settings(boo_reduction=reduction, boo_divergence=side), on=True)
     assert penalties.encoder_divergence(model, noise()[:2]).item() == pytest.approx(0, abs=1e-4)
     zero = noise(zero=True)[2]
-    assert penalties.decoder_divergence(model, zero, decoded(model)).item() == pytest.approx(0, abs=1e-5)
-    stored = decoded(model)
+    stored, z = decoded(model), penalties.latents(model, zero)
+    assert penalties.decoder_divergence(model, z, stored).item() == pytest.approx(0, abs=1e-5)
     moved(model)
     assert penalties.encoder_divergence(model, noise()[:2]).item() != pytest.approx(0, abs=1e-2)
-    assert penalties.decoder_divergence(model, zero, stored).item() > 1e-2
+    assert penalties.decoder_divergence(model, z, stored).item() > 1e-2
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
@@ -174,7 +174,9 @@ def test_the_decoder_is_penalised_at_a_sample_of_each_component(
         )
         truth += share * one_side(p, q, side).sum().item()
     penalties = Penalties(settings(boo_reduction=reduction, boo_divergence=side), on=True)
-    assert penalties.decoder_divergence(model, noise()[2], stored).item() == pytest.approx(truth, rel=1e-4)
+    assert penalties.decoder_divergence(model, penalties.latents(model, noise()[2]), stored).item() == pytest.approx(
+        truth, rel=1e-4
+    )
 
 
 @every_side
@@ -213,7 +215,7 @@ def test_empty_places_count_nothing_and_give_finite_gradients(reduction: str) ->
         stored.view(ROOM, COMPONENTS, PIXELS)[HOLE] = 100 * amount
         model.requires_grad_(True)
         total = penalties.encoder_divergence(model, noise()[:2])
-        total = total + penalties.decoder_divergence(model, noise()[2], stored)
+        total = total + penalties.decoder_divergence(model, penalties.latents(model, noise()[2]), stored)
         parameters = [*model.encoder.parameters(), *model.decoder.parameters()]
         return total.detach(), list(torch.autograd.grad(total, parameters))
 
@@ -253,7 +255,9 @@ def test_the_penalty_is_lambda_times_both_divergences() -> None:
     state = {"lambda": torch.tensor(0.25), "decoded": stored.view(ROOM, COMPONENTS, PIXELS)}
     terms = penalties.penalty(model, {"held": noise(), "state": state})
     torch.testing.assert_close(terms["encoder"], 0.25 * penalties.encoder_divergence(model, noise()[:2]))
-    torch.testing.assert_close(terms["decoder"], 0.25 * penalties.decoder_divergence(model, noise()[2], stored))
+    torch.testing.assert_close(
+        terms["decoder"], 0.25 * penalties.decoder_divergence(model, penalties.latents(model, noise()[2]), stored)
+    )
 
 
 def test_decoded_images_are_kept_as_they_were_when_their_task_ended(digits: Stream) -> None:
@@ -273,6 +277,21 @@ def test_decoded_images_are_kept_as_they_were_when_their_task_ended(digits: Stre
         torch.testing.assert_close(memories[-1]["decoded"][:, -1], logits.clamp(-bound, bound))
     for index in range(2):
         assert torch.equal(memories[2]["decoded"][:, index], memories[index]["decoded"][:, index])
+
+
+def test_with_a_teacher_the_old_decoder_answers_and_no_image_is_kept(digits: Stream) -> None:
+    trainer = Trainer(tiny(method="boo", boo_lambda=1.0, boo_decoder="teacher"), digits.shape)
+    for index, task in enumerate(digits[:2]):
+        before = {name: tensor.clone() for name, tensor in trainer.replicas.parameters.items()}
+        trainer.learn(task, recorder := Recorder())
+        assert "decoded" not in trainer.method.memory()
+        state = trainer.method.state()
+        assert bool(state) == (index > 0)
+        for name in state.keys() - {"lambda"}:
+            assert name.startswith("decoder.")
+            assert torch.equal(state[name], before[name])
+    first = next(event for event in recorder.events if event["event"] == "epoch")
+    assert min(first["valid"]["decoder"]) > 0
 
 
 def test_what_is_kept_of_decoded_images_is_bounded(digits: Stream) -> None:

@@ -75,6 +75,8 @@ class Settings:
     """Boo: the weight is constant, or grows as (images before / images now)."""
     boo_reduction: Literal["reference", "sum", "mean"] = "reference"
     """Boo: how the penalties add up over components (docs/methods/boo.md)."""
+    boo_decoder: Literal["mean", "teacher"] = "mean"
+    """Boo: R_dec holds latents of a component to its stored image, or to what the old decoder made of them."""
     boo_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
     """Boo: the penalties' divergence: both sides, KL[stored | now] or KL[now | stored]."""
     boo_steps: int = 100

@@ -8,7 +8,9 @@ ended. With `sum`, as the paper writes it, and `mean`, weighted by the component
 
 `reference` is the reading behind the paper's numbers (docs/methods/boo.md): R_enc is the divergence between the two
 whole mixtures, one sample per component, summed over the components; R_dec is weighted so that each task counts 1, with
-the log-variance of z_c limited to [−5, −2]. `boo_divergence` takes one side of the symmetric divergence instead.
+the log-variance of z_c limited to [−5, −2]. With `boo_decoder` = teacher, X_c is what the decoder before the task makes
+of z_c itself, the paper's p^{t−1}(x | z), and no image need be stored. `boo_divergence` takes one side of the symmetric
+divergence instead.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.distributions import DiagonalMixture, DiagonalNormal
 from boovae.priors.boosted import EMPTY, ROOM, TaskMixture
+from boovae.teacher import Teacher
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
@@ -41,6 +44,7 @@ class Penalties:
         self.on = on
         self.reduction = reduction or settings.boo_reduction
         self.state: dict[str, Tensor] = {}
+        self._teacher = Teacher() if settings.boo_decoder == "teacher" else None
 
     def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor], strength: Tensor) -> None:
         """Take the decoder's outputs of old components and the weight of the penalty, (R,)."""
@@ -48,6 +52,10 @@ class Penalties:
             return
         if self.settings.boo_lambda_schedule == "tasks":
             strength = strength * (task.images_before / task.own_images)
+        if self._teacher:
+            self._teacher.freeze(replicas, "decoder.", **{"lambda": strength})
+            self.state = self._teacher.state
+            return
         decoded = memory["decoded"]
         rows = replicas.buffers["prior.mean"].shape[1]
         room = decoded.new_zeros(len(replicas), rows, *decoded.shape[2:])
@@ -67,7 +75,9 @@ class Penalties:
             return {}
         strength = batch["state"]["lambda"]
         encoder = self.encoder_divergence(model, batch["held"][:2])
-        decoder = self.decoder_divergence(model, batch["held"][2], batch["state"]["decoded"].flatten(0, 1))
+        z = self.latents(model, batch["held"][2])
+        stored = self._stored(model, batch["state"], z)
+        decoder = self.decoder_divergence(model, z, stored)
         return {"encoder": strength * encoder, "decoder": strength * decoder}
 
     def encoder_divergence(self, model: VAE, noise: Tensor) -> Tensor:
@@ -85,13 +95,24 @@ class Penalties:
         sides = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}
         return ((weights > 0) * sides[side]).sum()
 
-    def decoder_divergence(self, model: VAE, noise: Tensor, decoded: Tensor) -> Tensor:
-        """Return R_dec against the stored outputs `decoded` (C, D); noise (C, L)."""
-        before, weights = _old(model)
+    def latents(self, model: VAE, noise: Tensor) -> Tensor:
+        """Return a latent (C, L) of each component, at which R_dec holds the decoder; noise (C, L)."""
+        before, _ = _old(model)
         log_variance = before.log_variance
-        if self.reduction == "reference":
+        if self.reduction == "reference" and not self._teacher:
             log_variance = log_variance.clamp(*REFERENCE_RANGE)
-        z = DiagonalNormal(before.mean, log_variance).rsample(noise)
+        return DiagonalNormal(before.mean, log_variance).rsample(noise)
+
+    def _stored(self, model: VAE, state: dict[str, Tensor], z: Tensor) -> Tensor:
+        """Return what the decoder is held to at latents z: outputs (C, D) kept, or the old decoder's."""
+        if self._teacher:
+            answer: Tensor = self._teacher.answer(model, state, VAE.decode, z)
+            return answer
+        return state["decoded"].flatten(0, 1)
+
+    def decoder_divergence(self, model: VAE, z: Tensor, decoded: Tensor) -> Tensor:
+        """Return R_dec at a latent z (C, L) of each component, against the outputs `decoded` (C, D)."""
+        _, weights = _old(model)
         # The stored side comes first: forward is KL[stored ‖ now], reverse KL[now ‖ stored].
         divergence = model.likelihood.divergence(decoded, model.decode(z), self.settings.boo_divergence)
         shares = self._shares(weights)
@@ -105,7 +126,7 @@ class Penalties:
 
     def remember(self, replicas: Replicas, memory: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the decoder's output at each component's mean, kept from the end of its task on."""
-        if not self.on:
+        if not self.on or self._teacher:
             return {}
 
         def decoded(model: VAE, mean: Tensor) -> Tensor:

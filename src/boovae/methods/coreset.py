@@ -21,7 +21,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.methods.base import Method, TaskImages
-from boovae.methods.teacher import bound_before
+from boovae.teacher import bound_before
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas

@@ -18,7 +18,7 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.distributions import DiagonalNormal
 from boovae.methods.base import Method, TaskImages
-from boovae.methods.teacher import Teacher
+from boovae.teacher import Teacher
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
@@ -39,7 +39,8 @@ class Distill(Method):
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the network as it is."""
         if self.tasks_seen > 1:
-            self._teacher.freeze(replicas, task, self.strength("distill_weight", replicas))
+            weight = self.strength("distill_weight", replicas) * (task.images_before / task.own_images)
+            self._teacher.freeze(replicas, weight=weight)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses the latents."""

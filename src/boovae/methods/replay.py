@@ -20,7 +20,7 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
-from boovae.methods.teacher import Teacher, bound_before
+from boovae.teacher import Teacher, bound_before
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
@@ -48,7 +48,8 @@ class Replay(Method):
         """Freeze the model as it is."""
         self._pixels = task.train.shape[-1]
         if self.tasks_seen > 1:
-            self._teacher.freeze(replicas, task, self.strength("replay_weight", replicas))
+            weight = self.strength("replay_weight", replicas) * (task.images_before / task.own_images)
+            self._teacher.freeze(replicas, weight=weight)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses latents and pixels of the generated images, and the noise of their encodings."""

@@ -1,4 +1,4 @@
-"""What methods share that go through the past again: a frozen copy of the model, and the ELBO of old images."""
+"""What holds a network to its past: a frozen copy of it, and the ELBO of old images."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from boovae.distributions import StandardNormal
-from boovae.methods.base import TaskImages
 from boovae.training.replicas import Replicas
 from boovae.vae import VAE, Bound
 
 
 class Teacher:
-    """All parameters, the prior's too, as they were before the task, and how much the past counts.
+    """Parameters, the prior's too, as they were before the task.
 
     Buffers are not copied: what priors store of finished tasks stays as it is while a task is learned.
     """
@@ -24,17 +23,18 @@ class Teacher:
         #: What the loss reads, {name: (R, ...)}; empty while there is no past.
         self.state: dict[str, Tensor] = {}
 
-    def freeze(self, replicas: Replicas, task: TaskImages, weight: Tensor) -> None:
-        """Take a copy; `weight` (R,) is scaled by (images before / images now)."""
+    def freeze(self, replicas: Replicas, part: str = "", **beside: Tensor) -> None:
+        """Take a copy of all parameters, or of those whose names start with `part`; keep tensors `beside` it."""
         self._replicas = replicas
-        self.state = {name: tensor.clone() for name, tensor in replicas.parameters.items()}
-        self.state["weight"] = weight * (task.images_before / task.own_images)
+        chosen = {name: tensor for name, tensor in replicas.parameters.items() if name.startswith(part)}
+        self.state = {name: tensor.clone() for name, tensor in chosen.items()} | beside
 
     def answer(self, model: VAE, state: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(teacher, *arguments)` of one replica, without gradient; `model` is the current one."""
-        parameters = {name: tensor for name, tensor in state.items() if name != "weight"}
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        tensors |= {name: tensor for name, tensor in state.items() if name in tensors}
         with torch.no_grad():
-            return self._replicas.call({**parameters, **dict(model.named_buffers())}, function, *arguments)
+            return self._replicas.call(tensors, function, *arguments)
 
 
 def bound_before(model: VAE, x: Tensor, noise: Tensor) -> Bound:
