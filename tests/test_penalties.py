@@ -247,6 +247,23 @@ def test_the_penalties_have_the_weight_asked_for(schedule: str, digits: Stream) 
         assert last["loss"][replica] == pytest.approx(terms, rel=1e-5)
 
 
+@pytest.mark.parametrize("stop_by", ["loss", "bound"])
+def test_early_stopping_watches_what_it_is_told_to(stop_by: str, digits: Stream) -> None:
+    recorder = Recorder()
+    chosen = {"boo_lambda": 50.0, "boo_reduction": "mean", "boo_until": 1, "epochs": 8, "early_stop": 8}
+    trained(tiny(method="boo", stop_by=stop_by, **chosen), digits, recorder)
+    end = [event for event in recorder.events if event["event"] == "task_end"][-1]
+    epochs = [event["valid"] for event in recorder.events if event["event"] == "epoch" and event["task"] == end["task"]]
+    names = ("loss",) if stop_by == "loss" else ("reconstruction", "kl")
+    differ = False
+    for replica, best in enumerate(end["best_epoch"]):
+        watched = [sum(epoch[name][replica] for name in names) for epoch in epochs]
+        others = [epoch["loss"][replica] - watched[at] for at, epoch in enumerate(epochs)]
+        differ |= max(others) > 0.1
+        assert best == min(range(1, len(watched)), key=watched.__getitem__)
+    assert differ == (stop_by == "bound")
+
+
 def test_the_penalty_is_lambda_times_both_divergences() -> None:
     model = model_of_two_tasks()
     stored = decoded(model)

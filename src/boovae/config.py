@@ -149,6 +149,8 @@ class Settings:
     """Epochs without improvement after which the learning rate is halved."""
     early_stop: int = 50
     """Epochs without improvement after which a task ends."""
+    stop_by: Literal["loss", "bound"] = "loss"
+    """Early stopping watches the validation loss with the method's penalties, or the negative ELBO alone."""
     kl_weight: float = 1.0
     """Weight of the KL term once it is warm."""
     kl_warmup: int = 0
@@ -255,6 +257,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 5e-4,
         "plateau_patience": 30,
         "early_stop": 50,
+        "stop_by": "bound",
         "epochs": 500,
         "boo_objective": "literal",
         "boo_start": "noise",

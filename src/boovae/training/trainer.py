@@ -214,8 +214,8 @@ class Trainer:
         penalty = numbers["valid"]["loss"] - numbers["valid"]["reconstruction"]
         penalty = penalty - self.engine.kl_weight[0].item() * numbers["valid"]["kl"]
         plain = numbers["valid"]["reconstruction"] + numbers["valid"]["kl"]
-        loss = numbers["valid"]["reconstruction"] + settings.kl_weight * numbers["valid"]["kl"] + penalty
-        numbers["valid"]["loss"] = loss
+        bound = numbers["valid"]["reconstruction"] + settings.kl_weight * numbers["valid"]["kl"]
+        loss = numbers["valid"]["loss"] = bound + penalty
         active = control.active > 0
         event = {
             "event": "epoch",
@@ -229,7 +229,7 @@ class Trainer:
         broken = active & ~(np.isfinite(numbers["train"]["loss"]) & np.isfinite(loss))
         for replica in np.flatnonzero(broken):
             self._recover(int(replica), images, observer)
-        self._watch(plain, loss, broken)
+        self._watch(plain, loss if settings.stop_by == "loss" else bound, broken)
         self.method.after_epoch(self.replicas, images, self.epoch)
         self._forward(self.method.events(), observer)
         observer.epoch(self, event)
@@ -241,14 +241,14 @@ class Trainer:
         for event in events:
             observer.event(event)
 
-    def _watch(self, plain: Array, loss: Array, broken: Any) -> None:
+    def _watch(self, plain: Array, watched: Array, broken: Any) -> None:
         """Lower learning rates, keep best snapshots, stop replicas; a broken one sits this epoch out."""
         settings, control = self.settings, self._control
         kept = Control.from_tensors(control.tensors())
         if settings.schedule == "plateau":
             control.plateau(plain, settings.plateau_patience)
         improved = control.early_stop(
-            loss,
+            watched,
             self.epoch,
             settings.early_stop,
             eligible=self.epoch >= min(self.method.first_eligible, settings.epochs - 1),
