@@ -15,7 +15,8 @@ import boovae.run
 from boovae.config import Settings, resolve
 from boovae.data import Stream, load_stream
 from boovae.run import Run, train
-from boovae.training.trainer import Event, Trainer
+from boovae.training.events import Event
+from boovae.training.trainer import Trainer
 
 TINY: dict[str, Any] = {
     "method": "standard",

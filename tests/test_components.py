@@ -23,8 +23,9 @@ from boovae.distributions import DiagonalMixture
 from boovae.methods import TaskImages
 from boovae.priors.boosted import EMPTY
 from boovae.run import train
+from boovae.training.events import Event
 from boovae.training.replicas import Replicas
-from boovae.training.trainer import Event, Trainer
+from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder, same, tiny, train_with_kills, trained
 

@@ -16,8 +16,9 @@ from boovae.data import Split, Stream, Task
 from boovae.distributions import DiagonalNormal
 from boovae.methods import METHODS, Method, TaskImages, make_method, register
 from boovae.run import train
+from boovae.training.events import Event
 from boovae.training.replicas import Replicas
-from boovae.training.trainer import Event, Trainer
+from boovae.training.trainer import Trainer
 from conftest import Recorder, same, tiny, train_with_kills, trained
 
 COMBINED = [

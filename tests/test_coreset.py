@@ -18,7 +18,8 @@ from boovae.methods.coreset import Coreset, farthest_points
 from boovae.metrics.cost import ledger
 from boovae.metrics.likelihood import log_likelihood
 from boovae.run import train
-from boovae.training.trainer import Interrupted, Trainer
+from boovae.training.events import Interrupted
+from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder, same, tiny, train_with_kills, trained
 

@@ -13,9 +13,10 @@ from boovae.data import Split, Task
 from boovae.training import engine as engine_module
 from boovae.training import replicas as replicas_module
 from boovae.training.engine import BLOCK, Batch, validation_chunk
+from boovae.training.events import Event
 from boovae.training.randomness import seed_for
 from boovae.training.replicas import replica_of
-from boovae.training.trainer import Event, Trainer
+from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 
 PIXELS, LATENT = 12, 3

@@ -24,7 +24,8 @@ from boovae.report import write_csv, write_report
 from boovae.report.read import read_run
 from boovae.run import Run, train
 from boovae.training.checkpoint import load_checkpoint
-from boovae.training.trainer import Event, Trainer
+from boovae.training.events import Event
+from boovae.training.trainer import Trainer
 from conftest import Killed, tiny, with_kills
 
 NLL = ("nll",)

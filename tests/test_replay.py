@@ -20,8 +20,9 @@ from boovae.methods.replay import Replay
 from boovae.metrics.cost import ledger
 from boovae.metrics.likelihood import log_likelihood
 from boovae.run import train
+from boovae.training.events import Event, Interrupted
 from boovae.training.replicas import Replicas
-from boovae.training.trainer import Event, Interrupted, Trainer
+from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder, same, tiny, train_with_kills, trained
 

@@ -14,8 +14,9 @@ from boovae.methods import TaskImages
 from boovae.metrics.likelihood import log_likelihood
 from boovae.training import replicas as replicas_module
 from boovae.training.engine import validation_chunk
+from boovae.training.events import Event
 from boovae.training.replicas import replica_of
-from boovae.training.trainer import Event, Trainer
+from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder, same, tiny, trained
 
