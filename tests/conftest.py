@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, distributions
 
 import boovae.run
 from boovae.config import Settings, resolve
-from boovae.data import Stream, load_stream
+from boovae.data import Stream, Task, load_stream
+from boovae.distributions import DiagonalMixture
 from boovae.run import Run, train
-from boovae.training.events import Event
+from boovae.training import replicas as replicas_module
+from boovae.training.events import Event, Interrupted
 from boovae.training.trainer import Trainer
 
 TINY: dict[str, Any] = {
@@ -62,6 +65,14 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
+@pytest.fixture(params=["stacked", "looped"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Replicas computed at once, and one after another."""
+    if request.param == "looped":
+        monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)
+    return str(request.param)
+
+
 @pytest.fixture
 def shared_data() -> Path:
     """Where the real datasets lie; skips where they do not."""
@@ -91,6 +102,10 @@ class Recorder:
     def epoch(self, trainer: Trainer, event: Event) -> None:
         pass
 
+    def of(self, kind: str) -> list[Event]:
+        """Return the events of one kind."""
+        return [event for event in self.events if event["event"] == kind]
+
 
 def trained(settings: Settings, stream: Stream, recorder: Recorder | None = None) -> Trainer:
     """Return a trainer that has learned the planned tasks of the stream."""
@@ -105,6 +120,52 @@ def same(one: Trainer, other: Trainer, replica: int | None = None) -> bool:
     chosen = slice(None) if replica is None else replica
     tensors = one.replicas.tensors(), other.replicas.tensors()
     return all(torch.equal(tensor[chosen], tensors[1][name][chosen]) for name, tensor in tensors[0].items())
+
+
+def finite(trainer: Trainer) -> bool:
+    """Whether all that a trainer holds are numbers: the model and the memory."""
+    tensors = {**trainer.replicas.tensors(), **trainer.method.memory()}
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+
+
+def in_torch(mixture: DiagonalMixture) -> distributions.MixtureSameFamily:
+    """The same mixture in torch's own words."""
+    parts = distributions.Normal(mixture.mean, (0.5 * mixture.log_variance).exp())
+    weights = distributions.Categorical(logits=mixture.log_weights)
+    return distributions.MixtureSameFamily(weights, distributions.Independent(parts, 1))
+
+
+# --- one step -------------------------------------------------------------------------------------------------------
+
+
+class Halt(Recorder):
+    """Stops before the first step of a task."""
+
+    def block(self, trainer: Trainer) -> None:
+        raise Interrupted
+
+
+def begun(trainer: Trainer, task: Task) -> Trainer:
+    """Let the trainer begin a task and stop there."""
+    with pytest.raises(Interrupted):
+        trainer.learn(task, Halt())
+    return trainer
+
+
+def step(trainer: Trainer, images: Tensor, *, training: bool = True, kl_weight: float = 1.0) -> dict[str, Any]:
+    """Return the batch of a step on the same images (B, D) for all replicas."""
+    count = len(trainer.replicas)
+    draws = trainer.generators.draw_all(trainer.draws(len(images), training=training), "a step")
+    return {
+        "x": images.expand(count, *images.shape),
+        "weight": torch.full((count, len(images)), 1 / len(images)),
+        "kl_weight": torch.full((count,), kl_weight),
+        "state": trainer.engine.state,
+        **draws,
+    }
+
+
+# --- a process that dies --------------------------------------------------------------------------------------------
 
 
 class Killed(BaseException):

@@ -27,16 +27,11 @@ from boovae.training.events import Event
 from boovae.training.replicas import Replicas
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
-from conftest import Recorder, same, tiny, train_with_kills, trained
+from conftest import Recorder, finite, in_torch, same, tiny, train_with_kills, trained
 
 OBJECTIVES = ("corrective", "forward", "literal")
 RULES = ("em", "bisection", "equal", "fixed")
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES)
-
-
-def finite(trainer: Trainer) -> bool:
-    tensors = {**trainer.replicas.tensors(), **trainer.method.memory()}
-    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
 def live_weights(trainer: Trainer) -> Tensor:
@@ -56,7 +51,7 @@ class Weights(Recorder):
 
     def logged(self, key: str) -> list[Any]:
         """What the method logged under a name, in order."""
-        return [event[key] for event in self.events if event["event"] == "components" and key in event]
+        return [event[key] for event in self.of("components") if key in event]
 
 
 # --- one fit --------------------------------------------------------------------------------------------------------
@@ -93,10 +88,8 @@ class Bench:
         losses = []
         for replica in range(len(self.replicas)):
             code = distributions.Normal(posterior.mean[replica], posterior.log_variance[replica].div(2).exp())
-            normals = distributions.Normal(parts.mean[replica], parts.log_variance[replica].div(2).exp())
-            weights = distributions.Categorical(logits=log_weights[replica])
-            mixture = distributions.MixtureSameFamily(weights, distributions.Independent(normals, 1))
-            losses.append(-mixture.log_prob(code.sample((20,))).mean())
+            mixture = DiagonalMixture(log_weights[replica], parts.mean[replica], parts.log_variance[replica])
+            losses.append(-in_torch(mixture).log_prob(code.sample((20,))).mean())
         return torch.stack(losses)
 
 
@@ -355,7 +348,7 @@ def test_more_components_than_images_are_noted_and_do_no_harm(objective: str, di
     stream = small_stream(digits[0].train.images[:4], digits[1].train.images)
     recorder = Recorder()
     trainer = trained(tiny(method="boo", boo_objective=objective, components=5, tasks=2, epochs=3), stream, recorder)
-    notes = [event for event in recorder.events if event["event"] == "note"]
+    notes = recorder.of("note")
     own = len(stream[0].train.images)
     assert [(note["task"], note["text"]) for note in notes] == [(0, f"boo: fewer images ({own}) than components (5)")]
     assert finite(trainer)
@@ -429,7 +422,7 @@ def test_a_run_survives_components_that_diverge(
     assert finite(hurt)
     assert same(hurt, whole, replica=0)
     assert all(math.isfinite(value) for value in itertools.chain(*itertools.chain(*recorder.logged("divergence"))))
-    assert not any(event["event"] == "divergence" for event in recorder.events)
+    assert not recorder.of("divergence")
 
 
 def test_growth_goes_on_after_a_component_without_weight(digits: Stream) -> None:
@@ -458,7 +451,7 @@ def test_growth_goes_on_after_a_network_diverged(digits: Stream) -> None:
     saboteur = Saboteur()
     settings = tiny(method="boo", boo_objective="forward", components=5, epochs=6, tasks=1)
     trainer = trained(settings, digits, saboteur)
-    assert [event["retry"] for event in saboteur.events if event["event"] == "divergence"] == [1]
+    assert [event["retry"] for event in saboteur.of("divergence")] == [1]
     # Lost are the two it had, and the one that was learned with broken weights.
     assert (saboteur.weights[-1] > 0).tolist()[1] == [True, False, False, True, True]
     assert finite(trainer)

@@ -19,7 +19,7 @@ from boovae.run import train
 from boovae.training.events import Event
 from boovae.training.replicas import Replicas
 from boovae.training.trainer import Trainer
-from conftest import Recorder, same, tiny, train_with_kills, trained
+from conftest import Recorder, finite, same, tiny, train_with_kills, trained
 
 COMBINED = [
     {"method": "joint", "prior": "vamp"},
@@ -100,9 +100,9 @@ def test_a_diverged_replica_recovers_and_leaves_the_others_alone(case: dict[str,
     saboteur = Saboteur()
     hurt, whole = trained(tiny(**case, tasks=2), digits, saboteur), trained(tiny(**case, tasks=2), digits)
     assert same(hurt, whole, replica=0)
-    retries = [event["retry"] for event in saboteur.events if event["event"] == "divergence"]
+    retries = [event["retry"] for event in saboteur.of("divergence")]
     assert retries == [1, 1]  # once in each task
-    assert all(tensor.isfinite().all() for tensor in hurt.replicas.parameters.values())
+    assert finite(hurt)
     assert not hurt.frozen.any()
 
 
@@ -114,9 +114,9 @@ def test_a_replica_that_keeps_diverging_is_frozen_and_reported(digits: Stream) -
     saboteur = Saboteur()
     hurt, whole = trained(tiny(epochs=6), digits, saboteur), trained(tiny(epochs=6), digits)
     assert same(hurt, whole, replica=0)
-    assert [event["retry"] for event in saboteur.events if event["event"] == "divergence"] == [1, 2, "frozen"]
+    assert [event["retry"] for event in saboteur.of("divergence")] == [1, 2, "frozen"]
     assert hurt.frozen.tolist() == [False, True]
-    assert all(tensor.isfinite().all() for tensor in hurt.replicas.parameters.values())
+    assert finite(hurt)
 
 
 def test_replicas_do_not_touch_each_other(digits: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_a_method_from_outside_trains_penalises_and_combines(digits: Stream, mon
         return float((trainer.replicas.parameters[name] - first.replicas.parameters[name]).abs().mean())
 
     assert moved(second) < 0.2 * moved(free)
-    epochs = [event for event in recorder.events if event["event"] == "epoch" and event["task"] == 1]
+    epochs = [event for event in recorder.of("epoch") if event["task"] == 1]
     assert all("anchor.drift" in event["train"] for event in epochs)
 
 

@@ -13,11 +13,11 @@ from boovae.data import Split, Task
 from boovae.training import engine as engine_module
 from boovae.training import replicas as replicas_module
 from boovae.training.engine import BLOCK, Batch, validation_chunk
-from boovae.training.events import Event
 from boovae.training.randomness import seed_for
 from boovae.training.replicas import replica_of
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
+from conftest import Recorder
 
 PIXELS, LATENT = 12, 3
 SETTINGS: dict[str, Any] = {
@@ -28,30 +28,6 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-2,
     "schedule": "plateau",
 }
-
-
-@pytest.fixture(params=["stacked", "looped"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "looped":
-        monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)
-    return str(request.param)
-
-
-class Recorder:
-    """Keeps the events of a training."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def event(self, event: Event) -> None:
-        self.events.append(event)
-
-    def block(self, trainer: Trainer) -> None: ...
-
-    def epoch(self, trainer: Trainer, event: Event) -> None: ...
-
-    def epochs(self) -> list[Event]:
-        return [event for event in self.events if event["event"] == "epoch"]
 
 
 def make_trainer(replicas: int = 1, binarize: str = "none", **changes: Any) -> Trainer:
@@ -268,7 +244,7 @@ def test_validation_changes_neither_weights_nor_moments() -> None:
 def test_kl_weight_grows_linearly_to_its_value() -> None:
     trainer, recorder = make_trainer(2, epochs=6, kl_warmup=4, kl_weight=0.5), Recorder()
     trainer.learn(make_task(random_images(16), random_images(4)), recorder)
-    for event, wanted in zip(recorder.epochs(), [0, 0.125, 0.25, 0.375, 0.5, 0.5], strict=True):
+    for event, wanted in zip(recorder.of("epoch"), [0, 0.125, 0.25, 0.375, 0.5, 0.5], strict=True):
         for split, weight in (("train", wanted), ("valid", 0.5)):  # validation always counts the whole KL
             terms = {name: np.array(values) for name, values in event[split].items()}
             np.testing.assert_allclose((terms["loss"] - terms["reconstruction"]) / terms["kl"], weight, atol=1e-4)
@@ -277,7 +253,7 @@ def test_kl_weight_grows_linearly_to_its_value() -> None:
 def test_without_warm_up_the_kl_weight_is_there_at_once() -> None:
     trainer, recorder = make_trainer(epochs=1, kl_weight=2.0), Recorder()
     trainer.learn(make_task(random_images(16), random_images(4)), recorder)
-    terms = {name: values[0] for name, values in recorder.epochs()[0]["train"].items()}
+    terms = {name: values[0] for name, values in recorder.of("epoch")[0]["train"].items()}
     assert (terms["loss"] - terms["reconstruction"]) / terms["kl"] == pytest.approx(2.0, rel=1e-4)
 
 
@@ -318,7 +294,7 @@ def test_a_finished_task_leaves_the_best_weights_not_the_last() -> None:
     trainer, recorder = make_trainer(3, epochs=15, learning_rate=0.1), Recorder()
     valid = random_images(6, seed=4)
     trainer.learn(make_task(random_images(24), valid), recorder)
-    history = np.array([event["valid"]["loss"] for event in recorder.epochs()])
+    history = np.array([event["valid"]["loss"] for event in recorder.of("epoch")])
     end = recorder.events[-1]
     assert end["event"] == "task_end"
     assert end["best_epoch"] == history.argmin(0).tolist()
@@ -331,7 +307,7 @@ def test_learning_makes_the_loss_fall() -> None:
     trainer, recorder = make_trainer(2, epochs=40), Recorder()
     pattern = (torch.arange(PIXELS) % 2).float().repeat(40, 1)
     trainer.learn(make_task(pattern, pattern[:8]), recorder)
-    first, last = recorder.epochs()[0]["valid"]["loss"], recorder.epochs()[-1]["valid"]["loss"]
+    first, last = recorder.of("epoch")[0]["valid"]["loss"], recorder.of("epoch")[-1]["valid"]["loss"]
     assert all(after < 0.3 * before for before, after in zip(first, last, strict=True))
 
 
@@ -374,10 +350,10 @@ def test_a_diverged_replica_goes_back_and_the_others_do_not_notice() -> None:
     trainer = make_trainer(3, epochs=6)
     diverging(trainer, 1, {2, 3})
     trainer.learn(task, recorder)
-    told = [event for event in recorder.events if event["event"] == "divergence"]
+    told = recorder.of("divergence")
     assert [(event["epoch"], event["replica"], event["retry"]) for event in told] == [(2, 1, 1), (3, 1, 2)]
-    assert recorder.epochs()[2]["train"]["loss"][1] is None
-    assert [event["learning_rate"][1] for event in recorder.epochs()] == [1e-2, 1e-2, 1e-2, 5e-3, 2.5e-3, 2.5e-3]
+    assert recorder.of("epoch")[2]["train"]["loss"][1] is None
+    assert [event["learning_rate"][1] for event in recorder.of("epoch")] == [1e-2, 1e-2, 1e-2, 5e-3, 2.5e-3, 2.5e-3]
     for name, tensor in trainer.replicas.parameters.items():
         assert tensor.isfinite().all()
         assert torch.equal(tensor[[0, 2]], healthy.replicas.parameters[name][[0, 2]])
@@ -387,14 +363,14 @@ def test_a_replica_that_diverges_three_times_is_frozen_at_its_best() -> None:
     trainer, recorder = make_trainer(2, epochs=8), Recorder()
     diverging(trainer, 0, {2, 3, 4})
     trainer.learn(make_task(random_images(24), random_images(6, seed=4)), recorder)
-    told = [event["retry"] for event in recorder.events if event["event"] == "divergence"]
+    told = [event["retry"] for event in recorder.of("divergence")]
     assert told == [1, 2, "frozen"]
     assert trainer.frozen.tolist() == [True, False]
-    assert [event["active"][0] for event in recorder.epochs()] == [True] * 5 + [False] * 3
+    assert [event["active"][0] for event in recorder.of("epoch")] == [True] * 5 + [False] * 3
     best = recorder.events[-1]["best_epoch"][0]
     assert best <= 1
     loss = trainer.engine.validate()["reconstruction"][0].item() + trainer.engine.validate()["kl"][0].item()
-    assert loss == pytest.approx(recorder.epochs()[best]["valid"]["loss"][0], rel=1e-5)
+    assert loss == pytest.approx(recorder.of("epoch")[best]["valid"]["loss"][0], rel=1e-5)
 
 
 def test_an_epoch_in_which_a_replica_diverged_is_not_its_best() -> None:
@@ -403,7 +379,7 @@ def test_an_epoch_in_which_a_replica_diverged_is_not_its_best() -> None:
     diverging(trainer, 0, {4}, poison=False)
     pattern = (torch.arange(PIXELS) % 2).float().repeat(40, 1)
     trainer.learn(make_task(pattern, pattern[:6]), recorder)
-    losses = [event["valid"]["loss"][0] for event in recorder.epochs()]
+    losses = [event["valid"]["loss"][0] for event in recorder.of("epoch")]
     assert losses == sorted(losses, reverse=True)  # so the last epoch would be the best
     end = recorder.events[-1]
     assert end["best_epoch"][0] == 3
@@ -413,5 +389,5 @@ def test_an_epoch_in_which_a_replica_diverged_is_not_its_best() -> None:
 def test_the_learning_rate_falls_as_half_a_cosine() -> None:
     task, recorder = make_task(random_images(24), random_images(6, seed=4)), Recorder()
     make_trainer(epochs=4, schedule="cosine").learn(task, recorder)
-    rates = [event["learning_rate"][0] for event in recorder.epochs()]
+    rates = [event["learning_rate"][0] for event in recorder.of("epoch")]
     assert rates == pytest.approx([1e-2, 1e-2 * (0.5 + 0.5**1.5), 5e-3, 1e-2 * (0.5 - 0.5**1.5)], rel=1e-6)

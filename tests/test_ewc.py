@@ -21,13 +21,6 @@ from conftest import Recorder, same, tiny, trained
 PIXELS, LATENT = 12, 3
 
 
-@pytest.fixture(params=["stacked", "looped"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "looped":
-        monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)
-    return str(request.param)
-
-
 def make_trainer(**changes: Any) -> Trainer:
     chosen: dict[str, Any] = {"method": "ewc", "net": "mlp:8", "latent_dim": LATENT, "replicas": 2, "seed": 3}
     return Trainer(Settings(**{**chosen, **changes}), (PIXELS,))

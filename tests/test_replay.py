@@ -20,40 +20,19 @@ from boovae.methods.replay import Replay
 from boovae.metrics.cost import ledger
 from boovae.metrics.likelihood import log_likelihood
 from boovae.run import train
-from boovae.training.events import Event, Interrupted
+from boovae.training.events import Event
 from boovae.training.replicas import Replicas
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
-from conftest import Recorder, same, tiny, train_with_kills, trained
+from conftest import Recorder, begun, finite, same, step, tiny, train_with_kills, trained
 
 
-class Halt(Recorder):
-    """Stops before the first step of a task."""
-
-    def block(self, trainer: Trainer) -> None:
-        raise Interrupted
-
-
-def begun(trainer: Trainer, task: Task) -> Trainer:
-    """Let the trainer begin a task and stop there; then move the model away from its teacher."""
-    with pytest.raises(Interrupted):
-        trainer.learn(task, Halt())
+def under_way(trainer: Trainer, task: Task) -> Trainer:
+    """Let the trainer begin a task; then move the model away from its teacher."""
+    begun(trainer, task)
     for tensor in trainer.replicas.parameters.values():
         tensor.mul_(1.1)
     return trainer
-
-
-def step(trainer: Trainer, images: Tensor, *, training: bool = True, kl_weight: float = 1.0) -> dict[str, Any]:
-    """Return the batch of a step on the same images (B, D) for all replicas."""
-    count = len(trainer.replicas)
-    draws = trainer.generators.draw_all(trainer.draws(len(images), training=training), "a step")
-    return {
-        "x": images.expand(count, *images.shape),
-        "weight": torch.full((count, len(images)), 1 / len(images)),
-        "kl_weight": torch.full((count,), kl_weight),
-        "state": trainer.engine.state,
-        **draws,
-    }
 
 
 def replay(trainer: Trainer) -> Replay:
@@ -102,7 +81,7 @@ def test_images_come_from_the_teacher_and_its_prior_alone(digits: Stream) -> Non
     trainer = trained(tiny(method="replay", replay_images=6, tasks=1), digits)
     old = Trainer(trainer.settings, digits.shape)
     old.load_state(*trainer.state())
-    begun(trainer, digits[1])
+    under_way(trainer, digits[1])
     batch = step(trainer, digits[1].train.images[:8])
     torch.testing.assert_close(generated(trainer, batch), before(old, batch["replay_normal"]))
     assert not torch.allclose(generated(trainer, batch), before(trainer, batch["replay_normal"]), atol=1e-3)
@@ -112,7 +91,7 @@ def test_a_prior_of_pseudo_inputs_is_frozen_with_the_teacher(digits: Stream) -> 
     trainer = trained(tiny(method="replay", prior="vamp", tasks=1), digits)
     old = Trainer(trainer.settings, digits.shape)
     old.load_state(*trainer.state())
-    begun(trainer, digits[1])
+    under_way(trainer, digits[1])
     batch = step(trainer, digits[1].train.images[:8])
 
     def sampled(model: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
@@ -124,7 +103,7 @@ def test_a_prior_of_pseudo_inputs_is_frozen_with_the_teacher(digits: Stream) -> 
 
 @pytest.mark.parametrize("method", ["replay", "boo+replay"])
 def test_no_gradient_reaches_the_teacher(method: str, digits: Stream) -> None:
-    trainer = begun(trained(tiny(method=method, replay_images=6, boo_reencode=True, tasks=1), digits), digits[1])
+    trainer = under_way(trained(tiny(method=method, replay_images=6, boo_reencode=True, tasks=1), digits), digits[1])
     batch, name = step(trainer, digits[1].train.images[:8]), "replay.replay" if "+" in method else "replay"
 
     def term(parameters: dict[str, Tensor], state: dict[str, Tensor], buffers: Any, batch: Any) -> Tensor:
@@ -141,7 +120,7 @@ def test_no_gradient_reaches_the_teacher(method: str, digits: Stream) -> None:
 
 
 def test_every_step_and_every_replica_has_images_of_its_own(digits: Stream) -> None:
-    trainer = begun(trained(tiny(method="replay", replay_images=6, tasks=1), digits), digits[1])
+    trainer = under_way(trained(tiny(method="replay", replay_images=6, tasks=1), digits), digits[1])
     block = trainer.generators.draw_all(trainer.draws(8, training=True), 1, 0, 0, steps=3)
     images = torch.stack(
         [
@@ -169,7 +148,7 @@ def test_the_share_of_generated_images_in_a_step_is_as_set(
         sizes.append(x.shape[-2])
         return posterior(model, x)
 
-    trainer = begun(trained(tiny(method="standard+replay", replay_images=count, tasks=1), digits), digits[1])
+    trainer = under_way(trained(tiny(method="standard+replay", replay_images=count, tasks=1), digits), digits[1])
     monkeypatch.setattr(VAE, "posterior", counted)
     trainer.replicas.map(trainer.objective, step(trainer, digits[1].train.images[:8]))
     assert sizes == [8, count]  # replayed: count / (count + 8)
@@ -192,7 +171,7 @@ def test_the_term_is_the_weighted_elbo_of_the_generated_images(digits: Stream) -
     trainer = Trainer(tiny(method="replay", replay_images=6, replay_weight=0.4, kl_weight=0.7), digits.shape)
     for task in tasks[:2]:
         trainer.learn(task, Recorder())
-    begun(trainer, tasks[2])
+    under_way(trainer, tasks[2])
     batch = step(trainer, tasks[2].train.images[:8], kl_weight=0.1)  # the batch's own KL weight is still growing
     torch.testing.assert_close(batch["state"]["weight"], torch.full((2,), 0.4 * (12 + 18) / 10))
 
@@ -215,7 +194,7 @@ def test_with_boo_old_components_generate_and_score(reencode: bool, digits: Stre
     trainer = trained(settings, digits)
     old = Trainer(settings, digits.shape)
     old.load_state(*trainer.state())
-    begun(trainer, digits[1])
+    under_way(trainer, digits[1])
     batch = step(trainer, digits[1].train.images[:8])
     uniform, normal, noise = (batch[f"replay.replay_{name}"] for name in ("uniform", "normal", "noise"))
 
@@ -240,7 +219,7 @@ def test_where_images_are_binary_replayed_ones_are_drawn_from_their_means(binari
     trainer.learn(digits[0], Recorder())
     old = Trainer(settings, digits.shape)
     old.load_state(*trainer.state())
-    begun(trainer, digits[1])
+    under_way(trainer, digits[1])
     for training in (True, False):
         batch = step(trainer, digits[1].train.images[:8], training=training)
         expected = batch["replay_pixels"] < before(old, batch["replay_normal"])
@@ -265,7 +244,7 @@ def test_each_replica_may_have_images_of_its_own_beside_replay(digits: Stream, m
 
     monkeypatch.setitem(METHODS, "own-images", OwnImages)
     trainer = trained(tiny(method="own-images+replay", binarize="threshold", tasks=2), digits)
-    assert all(tensor.isfinite().all() for tensor in trainer.replicas.parameters.values())
+    assert finite(trainer)
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from boovae.config import Settings
 from boovae.data import Stream, Task
 from boovae.methods import TaskImages
 from boovae.metrics.likelihood import log_likelihood
-from boovae.training import replicas as replicas_module
 from boovae.training.engine import validation_chunk
 from boovae.training.events import Event
 from boovae.training.replicas import replica_of
@@ -21,13 +20,6 @@ from boovae.vae import VAE
 from conftest import Recorder, same, tiny, trained
 
 PIXELS, LATENT, STRENGTH, DAMPING = 12, 3, 5.0, 0.2
-
-
-@pytest.fixture(params=["stacked", "looped"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "looped":
-        monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)
-    return str(request.param)
 
 
 def make_trainer(**changes: Any) -> Trainer:
@@ -158,7 +150,7 @@ RESTLESS: dict[str, Any] = {"method": "si", "learning_rate": 0.02, "schedule": "
 def test_credit_belongs_to_the_best_snapshot(digits: Stream) -> None:
     diary = Diary()
     trainer = trained(tiny(**RESTLESS, tasks=1, replicas=3), digits, diary)
-    (end,) = (event for event in diary.events if event["event"] == "task_end")
+    (end,) = diary.of("task_end")
     last = max(epoch for _, epoch in diary.states)
     assert min(end["best_epoch"]) < last
     for replica, best in enumerate(end["best_epoch"]):
@@ -174,7 +166,7 @@ def test_credit_belongs_to_the_best_snapshot(digits: Stream) -> None:
 def test_a_replica_that_stops_early_gets_no_credit_from_training_on(digits: Stream) -> None:
     diary = Diary()
     together = trained(tiny(**RESTLESS, tasks=2, replicas=3), digits, diary)
-    (first, _) = (event for event in diary.events if event["event"] == "task_end")
+    first, _ = diary.of("task_end")
     assert len(set(first["epochs"])) > 1
     for replica in range(3):
         alone = trained(tiny(**RESTLESS, tasks=2, replicas=1, seed=replica), digits)

@@ -191,7 +191,7 @@ def test_the_penalty_is_the_divergence_to_the_previous_posterior_per_image(earli
 def test_a_task_begins_without_divergence_and_logs_it(digits: Stream) -> None:
     recorder = Recorder()
     trained(tiny(method="vcl", tasks=2), digits, recorder)
-    epochs = [event for event in recorder.events if event["event"] == "epoch"]
+    epochs = recorder.of("epoch")
     first, second = ([event for event in epochs if event["task"] == task] for task in (0, 1))
     # Every weight starts at 5.5 nats from N(0, 1) but for its mean; the images of the task share them.
     layers = bayesian_layers(Trainer(tiny(method="vcl"), digits.shape).replicas.model)
