@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from boovae.run import Run, train
 from boovae.training import replicas as replicas_module
 from boovae.training.events import Event, Interrupted
 from boovae.training.trainer import Trainer
+from run_folders import NLL, write_npz
 
 TINY: dict[str, Any] = {
     "method": "standard",
@@ -80,6 +83,28 @@ def shared_data() -> Path:
     if not (folder / "mnist").is_dir():
         pytest.skip("the real datasets are not here")
     return folder
+
+
+@pytest.fixture(scope="module")
+def finished(digits: Stream, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return copies of finished runs of two tasks; each is trained once."""
+    home, made = tmp_path_factory.mktemp("finished"), itertools.count()
+    runs: dict[Settings, Path] = {}
+
+    def copy(settings: Settings | None = None) -> Path:
+        settings = settings or tiny(tasks=2)
+        if settings not in runs:
+            stream = digits if settings.dataset == "digits" else load_stream(settings.dataset)
+            runs[settings] = train(settings, stream, home / str(next(made)), metrics=NLL)
+        return Path(shutil.copytree(runs[settings], home / str(next(made))))
+
+    return copy
+
+
+@pytest.fixture
+def third(digits: Stream, tmp_path: Path) -> str:
+    """The digits' third task as somebody else's file."""
+    return write_npz(tmp_path / "elsewhere" / "march.npz", digits, [2])
 
 
 def tiny(**changes: Any) -> Settings:
@@ -182,6 +207,22 @@ def train_with_kills(
 ) -> int:
     """Train to the end although the process dies, again and again after so many blocks; return how often it died."""
     return with_kills(lambda: train(settings, stream, folder, **options), monkeypatch, lives)
+
+
+@pytest.fixture
+def harmless_kills(digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Check that a run ends with the same bytes although it dies again and again; return how often it died."""
+
+    def compare(settings: Settings, lives: Iterator[int]) -> int:
+        whole = train(settings, digits, tmp_path / "whole", metrics=NLL)
+        killed = tmp_path / "killed"
+        kills = train_with_kills(settings, digits, killed, monkeypatch, lives, metrics=NLL)
+        assert (whole / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
+        one, other = (max((run / "checkpoint").glob("*.safetensors")) for run in (whole, killed))
+        assert one.read_bytes() == other.read_bytes()
+        return kills
+
+    return compare
 
 
 def with_kills(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch, lives: Iterator[int]) -> int:
