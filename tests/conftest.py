@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, distributions
 
 import boovae.run
 from boovae.config import Settings, resolve
-from boovae.data import Stream, load_stream
+from boovae.data import Stream, Task, load_stream
+from boovae.distributions import DiagonalMixture
 from boovae.run import Run, train
-from boovae.training.trainer import Event, Trainer
+from boovae.training import replicas as replicas_module
+from boovae.training.events import Event, Interrupted
+from boovae.training.trainer import Trainer
+from run_folders import NLL, write_npz
 
 TINY: dict[str, Any] = {
     "method": "standard",
@@ -61,6 +68,14 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
+@pytest.fixture(params=["stacked", "looped"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Replicas computed at once, and one after another."""
+    if request.param == "looped":
+        monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)
+    return str(request.param)
+
+
 @pytest.fixture
 def shared_data() -> Path:
     """Where the real datasets lie; skips where they do not."""
@@ -68,6 +83,28 @@ def shared_data() -> Path:
     if not (folder / "mnist").is_dir():
         pytest.skip("the real datasets are not here")
     return folder
+
+
+@pytest.fixture(scope="module")
+def finished(digits: Stream, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return copies of finished runs of two tasks; each is trained once."""
+    home, made = tmp_path_factory.mktemp("finished"), itertools.count()
+    runs: dict[Settings, Path] = {}
+
+    def copy(settings: Settings | None = None) -> Path:
+        settings = settings or tiny(tasks=2)
+        if settings not in runs:
+            stream = digits if settings.dataset == "digits" else load_stream(settings.dataset)
+            runs[settings] = train(settings, stream, home / str(next(made)), metrics=NLL)
+        return Path(shutil.copytree(runs[settings], home / str(next(made))))
+
+    return copy
+
+
+@pytest.fixture
+def third(digits: Stream, tmp_path: Path) -> str:
+    """The digits' third task as somebody else's file."""
+    return write_npz(tmp_path / "elsewhere" / "march.npz", digits, [2])
 
 
 def tiny(**changes: Any) -> Settings:
@@ -90,6 +127,10 @@ class Recorder:
     def epoch(self, trainer: Trainer, event: Event) -> None:
         pass
 
+    def of(self, kind: str) -> list[Event]:
+        """Return the events of one kind."""
+        return [event for event in self.events if event["event"] == kind]
+
 
 def trained(settings: Settings, stream: Stream, recorder: Recorder | None = None) -> Trainer:
     """Return a trainer that has learned the planned tasks of the stream."""
@@ -106,6 +147,52 @@ def same(one: Trainer, other: Trainer, replica: int | None = None) -> bool:
     return all(torch.equal(tensor[chosen], tensors[1][name][chosen]) for name, tensor in tensors[0].items())
 
 
+def finite(trainer: Trainer) -> bool:
+    """Whether all that a trainer holds are numbers: the model and the memory."""
+    tensors = {**trainer.replicas.tensors(), **trainer.method.memory()}
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+
+
+def in_torch(mixture: DiagonalMixture) -> distributions.MixtureSameFamily:
+    """The same mixture in torch's own words."""
+    parts = distributions.Normal(mixture.mean, (0.5 * mixture.log_variance).exp())
+    weights = distributions.Categorical(logits=mixture.log_weights)
+    return distributions.MixtureSameFamily(weights, distributions.Independent(parts, 1))
+
+
+# --- one step -------------------------------------------------------------------------------------------------------
+
+
+class Halt(Recorder):
+    """Stops before the first step of a task."""
+
+    def block(self, trainer: Trainer) -> None:
+        raise Interrupted
+
+
+def begun(trainer: Trainer, task: Task) -> Trainer:
+    """Let the trainer begin a task and stop there."""
+    with pytest.raises(Interrupted):
+        trainer.learn(task, Halt())
+    return trainer
+
+
+def step(trainer: Trainer, images: Tensor, *, training: bool = True, kl_weight: float = 1.0) -> dict[str, Any]:
+    """Return the batch of a step on the same images (B, D) for all replicas."""
+    count = len(trainer.replicas)
+    draws = trainer.generators.draw_all(trainer.draws(len(images), training=training), "a step")
+    return {
+        "x": images.expand(count, *images.shape),
+        "weight": torch.full((count, len(images)), 1 / len(images)),
+        "kl_weight": torch.full((count,), kl_weight),
+        "state": trainer.engine.state,
+        **draws,
+    }
+
+
+# --- a process that dies --------------------------------------------------------------------------------------------
+
+
 class Killed(BaseException):
     """Stands for a process that dies without a word."""
 
@@ -120,6 +207,22 @@ def train_with_kills(
 ) -> int:
     """Train to the end although the process dies, again and again after so many blocks; return how often it died."""
     return with_kills(lambda: train(settings, stream, folder, **options), monkeypatch, lives)
+
+
+@pytest.fixture
+def harmless_kills(digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Check that a run ends with the same bytes although it dies again and again; return how often it died."""
+
+    def compare(settings: Settings, lives: Iterator[int]) -> int:
+        whole = train(settings, digits, tmp_path / "whole", metrics=NLL)
+        killed = tmp_path / "killed"
+        kills = train_with_kills(settings, digits, killed, monkeypatch, lives, metrics=NLL)
+        assert (whole / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
+        one, other = (max((run / "checkpoint").glob("*.safetensors")) for run in (whole, killed))
+        assert one.read_bytes() == other.read_bytes()
+        return kills
+
+    return compare
 
 
 def with_kills(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch, lives: Iterator[int]) -> int:

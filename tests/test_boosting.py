@@ -1,11 +1,9 @@
-"""The boosted prior and the fitting of its components, against independent truth."""
+"""The fitting of components: objectives, weights and starts, against independent truth."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torch import Tensor, distributions
 
 from boovae.boosting import (
     WEIGHT_MARGIN,
-    Descent,
     Scores,
     best_weight,
     cluster_images,
@@ -32,107 +29,10 @@ from boovae.boosting import (
     weight_slope,
     with_floor,
 )
-from boovae.config import resolve
-from boovae.data import Stream
 from boovae.distributions import DiagonalMixture, DiagonalNormal
-from boovae.likelihoods import Logistic
-from boovae.metrics.evaluation import evaluate
 from boovae.nets import MLPEncoder
-from boovae.priors.boosted import EMPTY, BoostedPrior
-from boovae.training.trainer import Trainer
-from conftest import Recorder, tiny, trained
-
-
-def identity_encoder(x: Tensor) -> DiagonalNormal:
-    """Reads mean and log-variance straight off the pixels."""
-    mean, log_variance = x.chunk(2, dim=-1)
-    return DiagonalNormal(mean, log_variance)
-
-
-def filled(tasks: int = 3, components: int = 4) -> BoostedPrior:
-    """A prior that remembers a few tasks; most of its room is empty."""
-    torch.manual_seed(0)
-    prior = BoostedPrior(tasks, components, pixels=4, latent_dim=2)
-    prior.pseudo_inputs[:tasks] = torch.randn(tasks, components, 4)
-    stored = identity_encoder(prior.pseudo_inputs[:tasks])
-    prior.mean[:tasks] = stored.mean
-    prior.log_variance[:tasks] = stored.log_variance
-    prior.log_weights[:tasks] = torch.randn(tasks, components).log_softmax(-1)
-    prior.log_masses[:tasks] = torch.tensor([1.0, 2.0, 5.0][:tasks]).log().log_softmax(0)
-    return prior
-
-
-def mixture_of(prior: BoostedPrior, tasks: slice) -> distributions.MixtureSameFamily:
-    """The same mixture in torch's own words."""
-    tasks = slice(tasks.start, 3 if tasks.stop is None else tasks.stop)
-    masses = prior.log_masses[tasks].softmax(0).unsqueeze(1)
-    weights = (masses * prior.log_weights[tasks].exp()).flatten()
-    parts = distributions.Normal(prior.mean[tasks].flatten(0, 1), (0.5 * prior.log_variance[tasks]).exp().flatten(0, 1))
-    return distributions.MixtureSameFamily(distributions.Categorical(weights), distributions.Independent(parts, 1))
-
-
-def test_the_boosted_density_is_the_mixture_it_says() -> None:
-    prior, z = filled(), torch.randn(50, 2)
-    torch.testing.assert_close(prior(identity_encoder).log_prob(z), mixture_of(prior, slice(None)).log_prob(z))
-    torch.testing.assert_close(prior.before(identity_encoder).log_prob(z), mixture_of(prior, slice(None)).log_prob(z))
-    for task in range(3):
-        one = mixture_of(prior, slice(task, task + 1)).log_prob(z)
-        torch.testing.assert_close(prior(identity_encoder, task).log_prob(z), one)
-
-
-def test_each_image_is_scored_by_its_own_task() -> None:
-    prior, z, tasks = filled(), torch.randn(6, 5, 2), torch.tensor([0, 1, 2, 2, 1, 0])
-    whole, own = prior.log_probs(identity_encoder, z, tasks)
-    torch.testing.assert_close(whole, mixture_of(prior, slice(None)).log_prob(z))
-    for image, task in enumerate(tasks.tolist()):
-        torch.testing.assert_close(own[image], mixture_of(prior, slice(task, task + 1)).log_prob(z[image]))
-
-
-def moved(x: Tensor) -> DiagonalNormal:
-    """An encoder that has learned since."""
-    mean, log_variance = identity_encoder(x)
-    return DiagonalNormal(mean + 1, log_variance)
-
-
-def test_the_current_task_follows_the_encoder_while_it_is_learned() -> None:
-    prior, z = filled(), torch.randn(20, 2)
-    still = prior(moved).log_prob(z)
-    torch.testing.assert_close(prior(identity_encoder).log_prob(z), still)
-    prior.live = True
-    prior.live_inputs.copy_(torch.randn(4, 4))
-    prior.live_log_weights.copy_(torch.randn(4).log_softmax(-1))
-    prior.live_log_mass.fill_(math.log(0.25))
-    prior.log_masses += math.log(0.75)
-    now = moved(prior.live_inputs)
-    parts = distributions.Normal(now.mean, (0.5 * now.log_variance).exp())
-    weights = distributions.Categorical(logits=prior.live_log_weights)
-    own = distributions.MixtureSameFamily(weights, distributions.Independent(parts, 1)).log_prob(z)
-    torch.testing.assert_close(prior.current(moved).log_prob(z), own)
-    torch.testing.assert_close(prior(moved).log_prob(z), torch.logaddexp(still + math.log(0.75), own + math.log(0.25)))
-    posterior = DiagonalNormal(torch.zeros(20, 2), torch.zeros(20, 2))
-    torch.testing.assert_close(prior.kl(posterior, z, moved), posterior.log_prob(z) - own)
-    prior.elbo = "full"
-    torch.testing.assert_close(prior.kl(posterior, z, moved), posterior.log_prob(z) - prior(moved).log_prob(z))
-
-
-def test_reencoded_components_follow_the_encoder_in_scores_and_samples() -> None:
-    prior, z = filled(), torch.randn(20, 2)
-    still, uniform, noise = prior(moved).log_prob(z), torch.rand(50), torch.randn(50, 2)
-    stored = prior(moved).sample(uniform, noise)
-    prior.reencode = True
-    torch.testing.assert_close(prior(moved).log_prob(z + 1), still)
-    torch.testing.assert_close(prior(moved).sample(uniform, noise), stored + 1)
-
-
-def test_samples_come_from_the_task_that_is_asked_for() -> None:
-    prior = filled()
-    prior.mean[:3] = 100 * torch.arange(3.0).view(3, 1, 1)
-    uniform, normal = torch.rand(4000), torch.randn(4000, 2)
-    drawn = (prior(identity_encoder).sample(uniform, normal)[:, 0] / 100).round()
-    shares = torch.stack([(drawn == task).float().mean() for task in range(3)])
-    torch.testing.assert_close(shares, prior.log_masses[:3].exp(), rtol=0, atol=0.03)
-    assert ((prior(identity_encoder, 1).sample(uniform, normal)[:, 0] / 100).round() == 1).all()
-
+from boovae.priors.boosted import EMPTY
+from conftest import in_torch
 
 # --- the losses -----------------------------------------------------------------------------------------------------
 
@@ -141,12 +41,6 @@ def mixture(seed: int, components: int = 3, latent_dim: int = 2, broad: float = 
     generator = torch.Generator().manual_seed(seed)
     weights, mean, log_variance = (torch.randn(components, n, generator=generator) for n in (1, latent_dim, latent_dim))
     return DiagonalMixture(weights[:, 0].log_softmax(0), 2 * mean, log_variance + broad)
-
-
-def in_torch(mixture: DiagonalMixture) -> distributions.MixtureSameFamily:
-    parts = distributions.Normal(mixture.mean, (0.5 * mixture.log_variance).exp())
-    weights = distributions.Categorical(logits=mixture.log_weights)
-    return distributions.MixtureSameFamily(weights, distributions.Independent(parts, 1))
 
 
 def test_the_literal_loss_is_minus_entropy_minus_the_mean_log_ratio(float64: None) -> None:
@@ -421,153 +315,3 @@ def test_more_clusters_than_different_images_do_no_harm() -> None:
     means, shares = cluster_images(torch.zeros(4, 2), torch.full((4, 3), 0.25), torch.rand(6))
     torch.testing.assert_close(means, torch.full((6, 3), 0.25))
     assert shares.sum().item() == pytest.approx(1)
-
-
-# --- twelve Gaussians by two components -----------------------------------------------------------------------------
-
-
-def twelve_gaussians() -> DiagonalMixture:
-    """Equal weights, standard deviation 0.35; six means on a circle of radius 0.8 around (2, 0), six around (−2, 0)."""
-    angle = torch.arange(6) * math.pi / 3
-    circle = 0.8 * torch.stack([angle.cos(), angle.sin()], 1)
-    mean = torch.cat([circle + torch.tensor([2.0, 0.0]), circle - torch.tensor([2.0, 0.0])])
-    return DiagonalMixture(torch.zeros(12).log_softmax(0), mean, torch.full((12, 2), 2 * math.log(0.35)))
-
-
-def drawn(density: DiagonalMixture, count: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return density.sample(torch.rand(count, generator=generator), torch.randn(count, 2, generator=generator))
-
-
-class Toy:
-    """Two free Gaussians fitted to the twelve, one after the other: the second beside the learned first.
-
-    The first is learned by the literal objective against a flat mixture from a start near the right-hand group, and
-    covers that group; the second starts near the other group. Weights come from EM on samples of the target.
-    """
-
-    steps = 150
-
-    def __init__(self) -> None:
-        self.target = twelve_gaussians()
-        self.noise = torch.randn(1, self.steps, 32, 2, generator=torch.Generator().manual_seed(0))
-        flat = DiagonalMixture(torch.zeros(1), torch.zeros(1, 2), torch.full((1, 2), 20.0))
-        self.first = self.by_literal_objective(flat, start=1.0)
-        self.mixture = DiagonalMixture(torch.zeros(1), *self.first)
-
-    def by_literal_objective(
-        self, mixture: DiagonalMixture, start: float = -1.0, box: float | None = None
-    ) -> DiagonalNormal:
-        """One more component (1, 2); `box` limits its mean as the pixels' box limits what an encoder can say."""
-
-        def loss(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
-            return literal_loss(DiagonalNormal(*learned), noise, *arguments)
-
-        arguments = [DiagonalMixture(*(part.unsqueeze(0) for part in one)) for one in (self.target, mixture)]
-        begin = [torch.tensor([[start, 0.5]]), torch.zeros(1, 2)]
-        limits = None if box is None else (-box, box)
-        return DiagonalNormal(*Descent(loss, limits)(begin, arguments, steps=self.steps, rate=0.1, noise=self.noise))
-
-    def by_forward_objective(self) -> DiagonalNormal:
-        def loss(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
-            return forward_loss(DiagonalNormal(*learned[:2]), learned[2], *arguments)
-
-        z = drawn(self.target, 2000, seed=1)
-        begin = [torch.tensor([[-1.0, 0.5]]), torch.zeros(1, 2), torch.zeros(1)]
-        arguments = (z.unsqueeze(0), self.mixture.log_prob(z).unsqueeze(0))
-        return DiagonalNormal(*Descent(loss, None)(begin, arguments, steps=self.steps, rate=0.1)[:2])
-
-    def divergence(self, second: DiagonalNormal) -> float:
-        """KL[target ‖ both components], on samples that no fit has seen."""
-        both = DiagonalNormal(*(torch.cat(parts) for parts in zip(self.first, second, strict=True)))
-        log_components = component_log_probs(both, drawn(self.target, 2000, seed=1))
-        log_weights = em_weights(log_components, torch.zeros(2).log_softmax(0))
-        z = drawn(self.target, 20_000, seed=2)
-        ratio: Tensor = in_torch(self.target).log_prob(z) - DiagonalMixture(log_weights, *both).log_prob(z)
-        return ratio.mean().item()
-
-
-@pytest.fixture(scope="module")
-def toy() -> Toy:
-    return Toy()
-
-
-def test_the_first_component_of_the_toy_covers_one_group(toy: Toy) -> None:
-    torch.testing.assert_close(toy.first.mean, torch.tensor([[2.0, 0.0]]), rtol=0, atol=0.3)
-    alone = DiagonalNormal(toy.first.mean, toy.first.log_variance)
-    assert toy.divergence(alone) > 5
-
-
-def test_the_forward_objective_finds_the_other_group(toy: Toy) -> None:
-    second = toy.by_forward_objective()
-    torch.testing.assert_close(second.mean, torch.tensor([[-2.0, 0.0]]), rtol=0, atol=0.1)
-    assert toy.divergence(second) < 0.2
-
-
-def test_the_literal_objective_with_a_floor_finds_the_other_group(toy: Toy) -> None:
-    second = toy.by_literal_objective(with_floor(toy.mixture, toy.target, 0.05))
-    torch.testing.assert_close(second.mean, torch.tensor([[-2.0, 0.0]]), rtol=0, atol=0.4)
-    assert toy.divergence(second) < 0.25
-
-
-def test_the_literal_objective_alone_runs_away_from_the_data(toy: Toy) -> None:
-    """The log of 1/r grows the farther the component goes; this is why the floor and the box exist."""
-    second = toy.by_literal_objective(toy.mixture)
-    outermost = -2.8  # the farthest mean; data beyond −4 are as good as impossible
-    assert second.mean[0, 0].item() < outermost - 5 * 0.35
-    assert toy.divergence(second) > 3
-
-
-def test_a_box_stops_the_runaway(toy: Toy) -> None:
-    second = toy.by_literal_objective(toy.mixture, box=2.5)
-    assert second.mean[0, 0].item() == -2.5  # it would go on
-    assert toy.divergence(second) < 1
-
-
-def test_the_divergence_of_logistic_pixels_by_numerical_integration() -> None:
-    likelihood = Logistic(log_scale=-1.0)
-    scale = math.exp(-1.0)
-    x = torch.linspace(-40, 40, 400_001, dtype=torch.float64)
-
-    def log_density(mean: float) -> Tensor:
-        u = (x - mean) / scale
-        return -u - 2 * torch.nn.functional.softplus(-u) - math.log(scale)
-
-    for distance in (0.001, 0.1, 1.0, 5.0):
-        p, q = log_density(0.0), log_density(distance)
-        truth = 0.5 * torch.trapezoid(p.exp() * (p - q) + q.exp() * (q - p), x)
-        ours = likelihood.divergence(torch.zeros(1), torch.full((1,), distance))
-        assert ours.item() == pytest.approx(truth.item(), rel=2e-3, abs=1e-7)
-
-
-def test_what_boo_remembers_is_a_handful_of_images_per_task(digits: Stream) -> None:
-    trainer = trained(tiny(method="boo"), digits)
-    memory = trainer.method.memory()
-    assert memory["pseudo_inputs"].shape == (2, 3, 3, 64)  # replicas, tasks, components, pixels
-    assert trainer.method.images_stored() == 0
-    torch.testing.assert_close(memory["log_weights"].exp().sum(-1), torch.ones(2, 3))
-
-
-def test_a_task_of_identical_images_is_learned(digits: Stream) -> None:
-    same = Stream.from_tasks([digits[0].train.images.view(-1, 8, 8), torch.full((12, 8, 8), 0.5)])
-    trainer = trained(tiny(method="boo+distill", tasks=2), same)
-    assert all(tensor.isfinite().all() for tensor in trainer.replicas.tensors().values())
-
-
-@pytest.mark.slow
-def test_boo_with_distillation_forgets_a_tenth_of_what_fine_tuning_forgets() -> None:
-    from boovae.data import load_stream
-
-    stream = load_stream("digits")[:4]
-
-    def forgotten(method: str) -> float:
-        settings = resolve({"dataset": "digits", "method": method, "replicas": 2, "samples": 300})
-        trainer = Trainer(dataclasses.replace(settings, tasks=4), stream.shape)
-        history: list[dict[str, object]] = []
-        for seen, task in enumerate(stream, start=1):
-            trainer.learn(task, Recorder())
-            history.append(evaluate(trainer, stream[:seen], None, history, metrics=("nll",)))
-        change = history[-1]["forgetting"]["own"][:-1]  # type: ignore[index]
-        return sum(map(sum, change)) / (len(change) * 2)
-
-    assert forgotten("boo+distill") < 0.1 * forgotten("standard")

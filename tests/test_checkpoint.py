@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -140,29 +141,28 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("damage", [truncate, empty, flip_last_bit, flip_middle_bit, remove])
-def test_damaged_tensors_are_passed_over_with_a_warning(tmp_path: Path, damage: Any) -> None:
-    save_series(tmp_path, 3)
-    damage(newest(tmp_path, "safetensors"))
+def passed_over(folder: Path, suffix: str, damage: Callable[[Path], None]) -> str:
+    """Damage a file of the newest of three checkpoints; the one before it is loaded, with the warning returned."""
+    save_series(folder, 3)
+    damage(newest(folder, suffix))
     warnings: list[str] = []
-    loaded = load_checkpoint(tmp_path, warnings.append)
+    loaded = load_checkpoint(folder, warnings.append)
     assert loaded is not None
     assert loaded[1] == {"number": 1}
     assert loaded[0]["scalar"].item() == 1
-    assert len(warnings) == 1
-    assert "2.safetensors" in warnings[0]
+    (warning,) = warnings
+    return warning
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, flip_last_bit, flip_middle_bit, remove])
+def test_damaged_tensors_are_passed_over_with_a_warning(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    assert "2.safetensors" in passed_over(tmp_path, "safetensors", damage)
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip_last_bit, flip_middle_bit])
-def test_a_damaged_record_is_passed_over_with_a_warning(tmp_path: Path, damage: Any) -> None:
-    save_series(tmp_path, 3)
-    damage(newest(tmp_path, "json"))
-    warnings: list[str] = []
-    loaded = load_checkpoint(tmp_path, warnings.append)
-    assert loaded is not None
-    assert loaded[1] == {"number": 1}
-    assert len(warnings) == 1
-    assert "2.json" in warnings[0] or "2.safetensors" in warnings[0]
+def test_a_damaged_record_is_passed_over_with_a_warning(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    warning = passed_over(tmp_path, "json", damage)
+    assert "2.json" in warning or "2.safetensors" in warning
 
 
 def test_no_flipped_bit_of_the_record_goes_unnoticed(tmp_path: Path) -> None:

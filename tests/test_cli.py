@@ -15,6 +15,7 @@ import pytest
 
 from boovae.cli import main
 from boovae.training.checkpoint import load_checkpoint
+from run_folders import events
 
 FAST = [
     "--net",
@@ -65,12 +66,12 @@ def test_a_run_folder_holds_everything(run: Path) -> None:
         assert (run / name).stat().st_size > 0
     pictures = ["components.png", *(f"task_0{t}.png" for t in range(3))]
     assert sorted(path.name for path in (run / "samples").iterdir()) == pictures
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events if event["event"] not in ("epoch", "components")] == [
+    logged = events(run)
+    assert [event["event"] for event in logged if event["event"] not in ("epoch", "components")] == [
         "run",
         *["task_start", "task_end", "evaluation"] * 3,
     ]
-    last = events[-1]
+    last = logged[-1]
     assert len(last["nll"]["per_task"]) == last["seen"] == 3
     assert len(last["diversity"]["proportions"][0]) == 3
     environment = json.loads((run / "environment.json").read_text())
@@ -86,7 +87,7 @@ def test_the_same_command_again_does_nothing_new(run: Path) -> None:
 def test_eval_agrees_with_the_run_and_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["eval", str(run), "--quiet", "--json"])
     again = json.loads(capsys.readouterr().out)
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    last = events(run)[-1]
     assert again == last
     main(["eval", str(run), "--metric", "nll", "--samples", "200", "--quiet", "--json"])
     more = json.loads(capsys.readouterr().out)
@@ -115,7 +116,7 @@ def test_the_numbers_of_a_run_as_csv(run: Path, tmp_path: Path) -> None:
     assert "# seeds: 0 1" in head
     assert "# commit: " in head
     rows = [line.split(",") for line in (tmp_path / "run.csv").read_text().splitlines() if line.startswith("3,nll,,")]
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    last = events(run)[-1]
     assert [float(row[-1]) for row in rows] == last["nll"]["pooled"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +15,10 @@ from torch import Tensor
 from boovae.data import Split, Stream, Task
 from boovae.distributions import DiagonalNormal
 from boovae.methods import METHODS, Method, TaskImages, make_method, register
-from boovae.run import train
+from boovae.training.events import Event
 from boovae.training.replicas import Replicas
-from boovae.training.trainer import Event, Trainer
-from conftest import Recorder, same, tiny, train_with_kills, trained
+from boovae.training.trainer import Trainer
+from conftest import Recorder, finite, same, tiny, trained
 
 COMBINED = [
     {"method": "joint", "prior": "vamp"},
@@ -99,9 +99,9 @@ def test_a_diverged_replica_recovers_and_leaves_the_others_alone(case: dict[str,
     saboteur = Saboteur()
     hurt, whole = trained(tiny(**case, tasks=2), digits, saboteur), trained(tiny(**case, tasks=2), digits)
     assert same(hurt, whole, replica=0)
-    retries = [event["retry"] for event in saboteur.events if event["event"] == "divergence"]
+    retries = [event["retry"] for event in saboteur.of("divergence")]
     assert retries == [1, 1]  # once in each task
-    assert all(tensor.isfinite().all() for tensor in hurt.replicas.parameters.values())
+    assert finite(hurt)
     assert not hurt.frozen.any()
 
 
@@ -113,9 +113,9 @@ def test_a_replica_that_keeps_diverging_is_frozen_and_reported(digits: Stream) -
     saboteur = Saboteur()
     hurt, whole = trained(tiny(epochs=6), digits, saboteur), trained(tiny(epochs=6), digits)
     assert same(hurt, whole, replica=0)
-    assert [event["retry"] for event in saboteur.events if event["event"] == "divergence"] == [1, 2, "frozen"]
+    assert [event["retry"] for event in saboteur.of("divergence")] == [1, 2, "frozen"]
     assert hurt.frozen.tolist() == [False, True]
-    assert all(tensor.isfinite().all() for tensor in hurt.replicas.parameters.values())
+    assert finite(hurt)
 
 
 def test_replicas_do_not_touch_each_other(digits: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,19 +139,12 @@ def test_replicas_do_not_touch_each_other(digits: Stream, monkeypatch: pytest.Mo
 
 @every_method
 @pytest.mark.parametrize("seed", range(2))
-def test_resume_is_exact(
-    case: dict[str, Any], seed: int, digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_is_exact(case: dict[str, Any], seed: int, harmless_kills: Callable[..., int]) -> None:
     """Killed every few blocks, at other places in each try, a run still ends with the same bytes."""
     settings = tiny(**case, batch_size=1 + seed)  # small batches: several blocks in an epoch
-    train(settings, digits, tmp_path / "whole", metrics=("nll",))
     generator = random.Random(seed)
     lives = iter(lambda: generator.randint(2, 4), None)
-    assert train_with_kills(settings, digits, tmp_path / "killed", monkeypatch, lives, metrics=("nll",)) >= 3
-    whole, killed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "killed"))
-    assert whole.read_bytes() == killed.read_bytes()
-    one, other = (sorted((tmp_path / name / "checkpoint").glob("*.safetensors"))[-1] for name in ("whole", "killed"))
-    assert one.read_bytes() == other.read_bytes()
+    assert harmless_kills(settings, lives) >= 3
 
 
 @every_method
@@ -208,7 +201,7 @@ def test_a_method_from_outside_trains_penalises_and_combines(digits: Stream, mon
         return float((trainer.replicas.parameters[name] - first.replicas.parameters[name]).abs().mean())
 
     assert moved(second) < 0.2 * moved(free)
-    epochs = [event for event in recorder.events if event["event"] == "epoch" and event["task"] == 1]
+    epochs = [event for event in recorder.of("epoch") if event["task"] == 1]
     assert all("anchor.drift" in event["train"] for event in epochs)
 
 

@@ -9,32 +9,19 @@ import torch
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.data import Stream, Task
+from boovae.data import Stream
 from boovae.methods import TaskImages, ewc
-from boovae.metrics.likelihood import log_likelihood
 from boovae.training import replicas as replicas_module
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import replica_of
 from boovae.training.trainer import Trainer
-from conftest import Recorder, same, tiny, trained
-
-PIXELS, LATENT = 12, 3
-
-
-@pytest.fixture(params=["stacked", "looped"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "looped":
-        monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)
-    return str(request.param)
+from conftest import tiny, trained
+from small import LATENT, PIXELS, random_images
 
 
 def make_trainer(**changes: Any) -> Trainer:
     chosen: dict[str, Any] = {"method": "ewc", "net": "mlp:8", "latent_dim": LATENT, "replicas": 2, "seed": 3}
     return Trainer(Settings(**{**chosen, **changes}), (PIXELS,))
-
-
-def random_images(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, PIXELS, generator=torch.Generator().manual_seed(seed))
 
 
 def task_of(train: Tensor, own: int | None = None, before: tuple[int, ...] = ()) -> TaskImages:
@@ -214,15 +201,6 @@ def test_online_ewc_decays_the_past_and_stays_at_the_latest_weights() -> None:
 # --- in training ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("way")
-def test_without_strength_it_is_standard_bit_for_bit(digits: Stream) -> None:
-    assert same(trained(tiny(method="ewc", ewc_strength=0.0), digits), trained(tiny(), digits))
-
-
-def nll(trainer: Trainer, task: Task) -> Tensor:
-    return -log_likelihood(trainer.replicas, task.test.images, 200).log_prob.mean(1)
-
-
 def test_replicas_one_after_another_are_held_like_stacked_ones(digits: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiny(method="ewc", tasks=2, ewc_strength=1e3)
     stacked = trained(settings, digits)
@@ -230,54 +208,3 @@ def test_replicas_one_after_another_are_held_like_stacked_ones(digits: Stream, m
     looped = trained(settings, digits)
     for name, tensor in stacked.replicas.parameters.items():
         torch.testing.assert_close(looped.replicas.parameters[name], tensor, rtol=1e-3, atol=1e-4)
-
-
-def test_strength_holds_the_weights_and_what_they_knew(digits: Stream) -> None:
-    """Between fine-tuning and standing still; without strength the first task is forgotten."""
-    chosen: dict[str, Any] = {"method": "ewc", "epochs": 40}
-    before = trained(tiny(**chosen, tasks=1), digits)
-    tensors, record = before.state()
-    free, held, still = (Trainer(tiny(**chosen, ewc_strength=strength), digits.shape) for strength in (0.0, 300.0, 1e9))
-    for trainer in (free, held, still):
-        trainer.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
-        trainer.learn(digits[1], Recorder())
-    known, forgotten, kept = (nll(trainer, digits[0]) for trainer in (before, free, held))
-    assert (forgotten - known > 2).all()
-    assert (kept - known < 0.5 * (forgotten - known)).all()
-    assert (nll(held, digits[1]) < nll(before, digits[1]) - 1).all()  # and it learned
-
-    def moved(trainer: Trainer) -> float:
-        """By how much the weights that matter moved."""
-        return sum(
-            float((tensors[f"memory/precision.{name}"] * (tensor - before.replicas.parameters[name]).square()).sum())
-            for name, tensor in trainer.replicas.parameters.items()
-        )
-
-    assert moved(still) < 0.01 * moved(held) < 0.01 * moved(free)
-
-
-def test_only_what_tasks_share_is_held(digits: Stream) -> None:
-    boosted = trained(tiny(method="boo+ewc"), digits).method.memory()
-    vamp = trained(tiny(method="ewc", prior="vamp", tasks=2), digits).method.memory()
-    heads = trained(tiny(method="multihead+ewc"), digits).method.memory()
-    for memory, key in ((boosted, "ewc."), (vamp, "")):
-        names = {name.removeprefix(f"{key}precision.") for name in memory if name.startswith(f"{key}precision.")}
-        assert {name.split(".")[0] for name in names} == {"encoder", "decoder"}
-    held = [name for name in heads if name.startswith("ewc.precision.")]
-    assert held
-    assert all(name.startswith("ewc.precision.decoder.body.") for name in held)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_captured_step_is_the_plain_step(compiled: bool, digits: Stream) -> None:
-    settings = tiny(method="ewc", tasks=2, ewc_strength=1e3)
-    plain, captured = (Trainer(settings, digits.shape, device="cuda", compile=c) for c in (False, compiled))
-    plain.engine.captures = False
-    for trainer in (plain, captured):
-        for task in digits[:2]:
-            trainer.learn(task, Recorder())
-    for name, tensor in (plain.replicas.parameters | plain.method.memory()).items():
-        found = (captured.replicas.parameters | captured.method.memory())[name]
-        assert (found - tensor).norm() < 0.02 * tensor.norm()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -12,84 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-import boovae.run
 from boovae.cli import main
-from boovae.config import Settings
 from boovae.data import Stream, load_stream
-from boovae.errors import InputError, RunError
 from boovae.extend import extend
 from boovae.report import write_csv, write_report
 from boovae.report.read import read_run
-from boovae.run import Run, train
-from boovae.training.checkpoint import load_checkpoint
-from boovae.training.trainer import Event, Trainer
-from conftest import Killed, tiny, with_kills
-
-NLL = ("nll",)
-
-
-def events(folder: Path, *kinds: str) -> list[Event]:
-    """Return the log, all of it or some kinds of events."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [event for event in lines if not kinds or event["event"] in kinds]
-
-
-def tensors(folder: Path) -> dict[str, Tensor]:
-    """Return everything the newest checkpoint holds: the model and the memory."""
-    loaded = load_checkpoint(folder / "checkpoint")
-    assert loaded is not None
-    return loaded[0]
-
-
-def assert_same_model(one: Path, other: Path) -> None:
-    expected, found = tensors(one), tensors(other)
-    assert expected.keys() == found.keys()
-    assert [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])] == []
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Return every byte of a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def write_npz(path: Path, stream: Stream, tasks: list[int], **more: Any) -> str:
-    """Write some tasks with their split as a file of their own; return how to name it."""
-    chosen = [stream[index] for index in tasks]
-    parts = [(getattr(task, split), code) for task in chosen for code, split in enumerate(("train", "valid", "test"))]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(
-        path,
-        images=np.concatenate([part.images.numpy().reshape(-1, *stream.shape) for part, _ in parts]),
-        labels=np.concatenate([part.labels.numpy() for part, _ in parts]),
-        split=np.concatenate([np.full(len(part.labels), code) for part, code in parts]),
-        **more,
-    )
-    return f"npz:{path}"
-
-
-@pytest.fixture(scope="module")
-def finished(digits: Stream, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return copies of finished runs of two tasks; each is trained once."""
-    home, made = tmp_path_factory.mktemp("finished"), itertools.count()
-    runs: dict[Settings, Path] = {}
-
-    def copy(settings: Settings | None = None) -> Path:
-        settings = settings or tiny(tasks=2)
-        if settings not in runs:
-            stream = digits if settings.dataset == "digits" else load_stream(settings.dataset)
-            runs[settings] = train(settings, stream, home / str(next(made)), metrics=NLL)
-        return Path(shutil.copytree(runs[settings], home / str(next(made))))
-
-    return copy
-
-
-@pytest.fixture
-def third(digits: Stream, tmp_path: Path) -> str:
-    """The digits' third task as somebody else's file."""
-    return write_npz(tmp_path / "elsewhere" / "march.npz", digits, [2])
-
+from boovae.run import train
+from conftest import tiny
+from run_folders import NLL, assert_same_model, events, write_npz
 
 # --- the promise ----------------------------------------------------------------------------------------------------
 
@@ -256,164 +186,6 @@ def test_eval_when_an_extension_lost_its_images(
 def test_a_run_that_measured_no_nll_can_be_extended(digits: Stream, tmp_path: Path) -> None:
     run = extend(train(tiny(tasks=1), digits, tmp_path / "run", metrics=("diversity",)))
     assert events(run, "evaluation")[-1]["forgetting"]["own"] == [[None, None], [0.0, 0.0]]
-
-
-# --- stopped in the middle ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["standard", "boo+distill"])
-def test_killed_again_and_again_it_ends_the_same(
-    method: str, finished: Callable[..., Path], third: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = tiny(method=method, tasks=2)
-    whole, killed = extend(finished(settings), third, metrics=NLL), finished(settings)
-    assert with_kills(lambda: extend(killed, third, metrics=NLL), monkeypatch, itertools.count(2)) >= 2
-    assert_same_model(whole, killed)
-    for name in ("metrics.jsonl", "samples/task_02.png"):
-        assert (whole / name).read_bytes() == (killed / name).read_bytes()
-
-
-@pytest.mark.parametrize("moment", ["save_checkpoint", "evaluate", "save_samples"])
-def test_killed_at_a_bad_moment_it_ends_the_same(
-    moment: str, finished: Callable[..., Path], third: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(*arguments: Any, **options: Any) -> None:
-        raise Killed
-
-    settings = tiny(method="boo+distill", tasks=2)
-    whole, killed = extend(finished(settings), third, metrics=NLL), finished(settings)
-    with monkeypatch.context() as patch:
-        patch.setattr(boovae.run, moment, die)
-        with pytest.raises(Killed):
-            extend(killed, third, metrics=NLL)
-    extend(killed, third, metrics=NLL)
-    assert_same_model(whole, killed)
-    assert (whole / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
-
-
-@pytest.fixture
-def stopped(finished: Callable[..., Path], third: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run whose extension was stopped by Ctrl-C."""
-    run = finished()
-    stop_at = Run.block
-
-    def block(run: Run, trainer: Trainer) -> None:
-        run.stop_requested = trainer.epoch == 2
-        stop_at(run, trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "block", block)
-        with pytest.raises(RunError, match="the same command continues it"):
-            extend(run, third, metrics=NLL)
-    return run
-
-
-def test_another_extension_is_refused_while_one_is_unfinished(stopped: Path, digits: Stream, tmp_path: Path) -> None:
-    before = content(stopped)
-    other = write_npz(tmp_path / "other.npz", digits, [4])
-    for data, name in ((other, None), (None, None), (f"npz:{tmp_path / 'elsewhere' / 'march.npz'}", "may")):
-        with pytest.raises(InputError, match="in the middle of learning 'march'"):
-            extend(stopped, data, name=name, metrics=NLL)
-    assert content(stopped) == before
-
-
-def test_a_stopped_extension_goes_on_wherever_its_images_lie_now(
-    stopped: Path, third: str, finished: Callable[..., Path], tmp_path: Path
-) -> None:
-    assert not read_run(stopped).finished
-    moved = tmp_path / "moved.npz"
-    shutil.move(third.removeprefix("npz:"), moved)
-    extend(stopped, str(moved), metrics=NLL)  # a path alone will do
-    shutil.copy(moved, third.removeprefix("npz:"))
-    whole = extend(finished(), third, metrics=NLL)
-    assert_same_model(whole, stopped)
-    assert (whole / "metrics.jsonl").read_bytes() == (stopped / "metrics.jsonl").read_bytes()
-
-
-def test_train_leaves_an_extension_alone(stopped: Path, third: str, digits: Stream) -> None:
-    before = content(stopped)
-    train(tiny(tasks=2), digits, stopped, metrics=NLL)
-    assert content(stopped) == before
-    extend(stopped, third, metrics=NLL)
-    before = content(stopped)
-    train(tiny(tasks=2), digits, stopped, metrics=NLL)
-    assert content(stopped) == before
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
-def odd(path: Path, *shape: int, high: float = 1.0) -> str:
-    images = np.random.default_rng(0).random((20, *shape)) * high if shape else np.zeros((0, 8, 8))
-    np.savez(path / "odd.npz", images=images, labels=np.zeros(len(images), int))
-    return f"npz:{path / 'odd.npz'}"
-
-
-REFUSED: dict[str, tuple[Callable[[Path], str | None], str | None, str]] = {
-    "another size": (lambda path: odd(path, 28, 28), None, r"--data npz:.*28 x 28.*8 x 8"),
-    "colours": (lambda path: odd(path, 8, 8, 3), None, r"--data npz:.*3 x 8 x 8.*images of 8 x 8"),
-    "flat": (lambda path: odd(path, 64), None, r"--data npz:.*images of 64, .*8 x 8"),
-    "pixels out of range": (lambda path: odd(path, 8, 8, high=255.0), None, r"--data npz:.*outside pixel_range"),
-    "no images": (odd, None, r"--data npz:.*no pixels"),
-    "no file": (lambda path: f"npz:{path / 'none.npz'}", None, r"--data npz:.*no such file"),
-    "no dataset": (lambda path: "digist", None, r"--data digist:.*did you mean 'digits'"),
-    "a name that is taken": (lambda path: None, "1", r"--name 1:.*choose another"),
-    "no name": (lambda path: None, " ", r"--name"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused_and_the_run_untouched(
-    case: tuple[Callable[[Path], str | None], str | None, str], finished: Callable[..., Path], tmp_path: Path
-) -> None:
-    data, name, message = case
-    run = finished()
-    before = content(run)
-    with pytest.raises(InputError, match=message):
-        extend(run, data(tmp_path), name=name)
-    assert content(run) == before
-
-
-def test_a_run_in_the_middle_is_refused(digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boovae.run, "CHECKPOINT_SECONDS", 0.0)
-
-    def die(run: Run, trainer: Trainer, event: Event) -> None:
-        if trainer.tasks_done == 1 and trainer.epoch == 2:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "epoch", die)
-        with pytest.raises(Killed):
-            train(tiny(tasks=2), digits, tmp_path / "run", metrics=NLL, command="boovae train --tasks 2")
-    before = content(tmp_path / "run")
-    with pytest.raises(InputError, match=r"1 of 2 tasks.*`boovae train --tasks 2`"):
-        extend(tmp_path / "run")
-    assert content(tmp_path / "run") == before
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["extend", str(tmp_path), "--quiet"])
-    assert stop.value.code == 2
-    assert "no run folder" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_all_tasks_of_the_dataset_learned(digits: Stream, tmp_path: Path) -> None:
-    settings = tiny(class_order=(3, 4), tasks=None)
-    run = train(settings, load_stream("digits", limit=24, class_order=(3, 4)), tmp_path / "run", metrics=NLL)
-    with pytest.raises(InputError, match=r"all 2 tasks of digits are learned.*--data"):
-        extend(run)
-
-
-@pytest.mark.parametrize("lost", ["metrics.jsonl", "environment.json", "checkpoint"])
-def test_half_a_run_folder_is_refused(lost: str, finished: Callable[..., Path]) -> None:
-    run = finished()
-    shutil.move(run / lost, run.with_name(f"{run.name} {lost}"))
-    before = content(run)
-    with pytest.raises(InputError, match=r"copy the whole run folder|no checkpoint"):
-        extend(run)
-    assert content(run) == before
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from boovae.config import Settings
 from boovae.data import Stream
 from boovae.metrics.likelihood import log_likelihood
 from boovae.run import train
-from boovae.training.trainer import Event, Trainer
+from boovae.training.events import Event
+from boovae.training.trainer import Trainer
 from conftest import Recorder, same, tiny, train_with_kills
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

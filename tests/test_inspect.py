@@ -19,8 +19,8 @@ from boovae.errors import RunError
 from boovae.inspect import drop_costs, pruned
 from boovae.priors.boosted import EMPTY
 from boovae.run import Run
-from boovae.training.checkpoint import load_checkpoint
 from boovae.training.trainer import Trainer
+from run_folders import events, tensors
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -150,12 +150,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     return output.err
 
 
-def tensors(run: Path) -> dict[str, Tensor]:
-    loaded = load_checkpoint(run / "checkpoint")
-    assert loaded is not None
-    return loaded[0]
-
-
 def test_json_gives_every_component_the_same_each_time(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = inspected(capsys, run, "--replica", "1")
     assert found == inspected(capsys, run, "--replica", "1")
@@ -219,8 +213,8 @@ def test_a_pruned_run_can_be_used_in_every_way(run: Path, tmp_path: Path, capsys
     found = inspected(capsys, run, "--prune", "1e6")
     assert [one["cost"] for one in found["components"]] == [None] * 3
     assert [one["weight"] for one in found["components"]] == [1.0] * 3
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert events[-len(found["pruned"]) :] == found["pruned"]
+    logged = events(run)
+    assert logged[-len(found["pruned"]) :] == found["pruned"]
     assert [event["kept"] for event in found["pruned"]] == [[1, 1]] * 3
     saved = tensors(run)
     weights = saved["memory/boo.log_weights"]
@@ -229,9 +223,8 @@ def test_a_pruned_run_can_be_used_in_every_way(run: Path, tmp_path: Path, capsys
     assert (before[weights > EMPTY / 2] > EMPTY / 2).all()  # nothing came back to life
     assert "pruned after the last evaluation" in (run / "report.html").read_text()
 
-    evaluations = [event for event in events if event["event"] == "evaluation"]
     main(["eval", str(run), "--metric", "nll", "--quiet", "--json"])
-    assert json.loads(capsys.readouterr().out)["nll"]["pooled"] != evaluations[-1]["nll"]["pooled"]
+    assert json.loads(capsys.readouterr().out)["nll"]["pooled"] != events(run, "evaluation")[-1]["nll"]["pooled"]
     main(["sample", str(run), "--n", "4", "--out", str(tmp_path / "grid.png")])
     log = (run / "metrics.jsonl").read_bytes()
     train(run, "boo+distill")
@@ -296,8 +289,7 @@ def test_a_pruned_run_trains_on(
     weights = tensors(tmp_path / "run")["model/prior.log_weights"]
     assert torch.equal(weights[:, :2], pruned_weights)
     assert (weights[:, 2] > EMPTY / 2).any()
-    events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    last = [event for event in events if event["event"] == "evaluation"][-1]
+    last = events(tmp_path / "run", "evaluation")[-1]
     assert last["seen"] == 3
     assert all(math.isfinite(value) for value in last["nll"]["pooled"])
 

@@ -220,3 +220,19 @@ def test_better_outputs_are_more_likely(name: str) -> None:
 def test_unknown_likelihood_names_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'bernoulli'"):
         make_likelihood("bernouli")
+
+
+def test_the_divergence_of_logistic_pixels_by_numerical_integration() -> None:
+    likelihood = Logistic(log_scale=-1.0)
+    scale = math.exp(-1.0)
+    x = torch.linspace(-40, 40, 400_001, dtype=torch.float64)
+
+    def log_density(mean: float) -> Tensor:
+        u = (x - mean) / scale
+        return -u - 2 * torch.nn.functional.softplus(-u) - math.log(scale)
+
+    for distance in (0.001, 0.1, 1.0, 5.0):
+        p, q = log_density(0.0), log_density(distance)
+        truth = 0.5 * torch.trapezoid(p.exp() * (p - q) + q.exp() * (q - p), x)
+        ours = likelihood.divergence(torch.zeros(1), torch.full((1,), distance))
+        assert ours.item() == pytest.approx(truth.item(), rel=2e-3, abs=1e-7)

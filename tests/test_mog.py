@@ -68,12 +68,12 @@ def test_the_components_learn_with_the_networks_and_accumulate(digits: Stream) -
 def test_penalties_appear_with_the_second_task_and_can_be_switched_off(digits: Stream) -> None:
     recorder = Recorder()
     trained(tiny(method="mog", tasks=2), digits, recorder)
-    epochs = [event for event in recorder.events if event["event"] == "epoch"]
+    epochs = recorder.of("epoch")
     assert {"encoder", "decoder"} & set(epochs[0]["train"]) == set()
     assert {"encoder", "decoder"} <= set(epochs[-1]["train"])
     free = Recorder()
     trained(tiny(method="mog", tasks=2, mog_lambda=0.0), digits, free)
-    assert all("encoder" not in event["train"] for event in free.events if event["event"] == "epoch")
+    assert all("encoder" not in event["train"] for event in free.of("epoch"))
 
 
 def test_em_weighs_the_components_and_gradients_keep_them_equal(digits: Stream) -> None:

@@ -239,7 +239,7 @@ def test_the_penalties_have_the_weight_asked_for(schedule: str, digits: Stream) 
     before, own = sum(trainer.sizes[:2]), trainer.sizes[2]
     weight = 0.5 if schedule == "constant" else 0.5 * before / own
     torch.testing.assert_close(trainer.method.state()["lambda"], torch.full((2,), weight))
-    epochs = [event for event in recorder.events if event["event"] == "epoch"]
+    epochs = recorder.of("epoch")
     assert ["encoder" in event["valid"] for event in epochs] == [False, True, True]
     last = epochs[-1]["valid"]
     for replica in range(2):

@@ -39,13 +39,6 @@ def inputs() -> tuple[Tensor, Tensor]:
     return x, torch.randn(len(SEEDS), 7, LATENT, generator=generator)
 
 
-@pytest.fixture(params=["stacked", "looped"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "looped":
-        monkeypatch.setattr(module, "STACK_LIMIT", 0)
-    return str(request.param)
-
-
 def test_replicas_equal_the_modules_built_alone_with_the_same_seeds(way: str) -> None:
     replicas = Replicas(build, SEEDS, CPU)
     assert replicas.stacked == (way == "stacked")

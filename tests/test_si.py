@@ -9,34 +9,23 @@ import torch
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.data import Stream, Task
+from boovae.data import Stream
 from boovae.methods import TaskImages
-from boovae.metrics.likelihood import log_likelihood
-from boovae.training import replicas as replicas_module
 from boovae.training.engine import validation_chunk
+from boovae.training.events import Event
 from boovae.training.replicas import replica_of
-from boovae.training.trainer import Event, Trainer
+from boovae.training.trainer import Trainer
 from boovae.vae import VAE
-from conftest import Recorder, same, tiny, trained
+from conftest import Recorder, tiny, trained
+from small import LATENT, PIXELS, random_images
 
-PIXELS, LATENT, STRENGTH, DAMPING = 12, 3, 5.0, 0.2
-
-
-@pytest.fixture(params=["stacked", "looped"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "looped":
-        monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)
-    return str(request.param)
+STRENGTH, DAMPING = 5.0, 0.2
 
 
 def make_trainer(**changes: Any) -> Trainer:
     chosen: dict[str, Any] = {"method": "si", "net": "mlp:8", "latent_dim": LATENT, "replicas": 2, "seed": 3}
     chosen |= {"si_strength": STRENGTH, "si_damping": DAMPING}
     return Trainer(Settings(**{**chosen, **changes}), (PIXELS,))
-
-
-def random_images(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, PIXELS, generator=torch.Generator().manual_seed(seed))
 
 
 def begin(trainer: Trainer, index: int, images: Tensor) -> TaskImages:
@@ -157,7 +146,7 @@ RESTLESS: dict[str, Any] = {"method": "si", "learning_rate": 0.02, "schedule": "
 def test_credit_belongs_to_the_best_snapshot(digits: Stream) -> None:
     diary = Diary()
     trainer = trained(tiny(**RESTLESS, tasks=1, replicas=3), digits, diary)
-    (end,) = (event for event in diary.events if event["event"] == "task_end")
+    (end,) = diary.of("task_end")
     last = max(epoch for _, epoch in diary.states)
     assert min(end["best_epoch"]) < last
     for replica, best in enumerate(end["best_epoch"]):
@@ -173,70 +162,9 @@ def test_credit_belongs_to_the_best_snapshot(digits: Stream) -> None:
 def test_a_replica_that_stops_early_gets_no_credit_from_training_on(digits: Stream) -> None:
     diary = Diary()
     together = trained(tiny(**RESTLESS, tasks=2, replicas=3), digits, diary)
-    (first, _) = (event for event in diary.events if event["event"] == "task_end")
+    first, _ = diary.of("task_end")
     assert len(set(first["epochs"])) > 1
     for replica in range(3):
         alone = trained(tiny(**RESTLESS, tasks=2, replicas=1, seed=replica), digits)
         for name, tensor in alone.method.memory().items():
             assert torch.equal(together.method.memory()[name][replica], tensor[0])
-
-
-# --- in training ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("way")
-def test_without_strength_it_is_standard_bit_for_bit(digits: Stream) -> None:
-    assert same(trained(tiny(method="si", si_strength=0.0), digits), trained(tiny(), digits))
-
-
-def nll(trainer: Trainer, task: Task) -> Tensor:
-    return -log_likelihood(trainer.replicas, task.test.images, 200).log_prob.mean(1)
-
-
-def test_strength_holds_the_weights_and_what_they_knew(digits: Stream) -> None:
-    """Between fine-tuning and standing still; without strength the first task is forgotten."""
-    chosen: dict[str, Any] = {"method": "si", "epochs": 40}
-    before = trained(tiny(**chosen, tasks=1), digits)
-    tensors, record = before.state()
-    free, held, still = (Trainer(tiny(**chosen, si_strength=strength), digits.shape) for strength in (0.0, 100.0, 1e8))
-    for trainer in (free, held, still):
-        trainer.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
-        trainer.learn(digits[1], Recorder())
-    known, forgotten, kept = (nll(trainer, digits[0]) for trainer in (before, free, held))
-    assert (forgotten - known > 2).all()
-    assert (kept - known < 0.5 * (forgotten - known)).all()
-    assert (nll(held, digits[1]) < nll(before, digits[1]) - 1).all()  # and it learned
-
-    def moved(trainer: Trainer) -> float:
-        """By how much the weights that matter moved."""
-        return sum(
-            float((tensors[f"memory/importance.{name}"] * (tensor - before.replicas.parameters[name]).square()).sum())
-            for name, tensor in trainer.replicas.parameters.items()
-        )
-
-    assert moved(still) < 0.01 * moved(held) < 0.01 * moved(free)
-
-
-def test_only_what_tasks_share_is_held(digits: Stream) -> None:
-    boosted = trained(tiny(method="boo+si"), digits).method.memory()
-    held = {name for name in boosted if name.startswith("si.importance.")}
-    assert {name.split(".")[2] for name in held} == {"encoder", "decoder"}
-    heads = trained(tiny(method="multihead+si"), digits).method.memory()
-    held = {name for name in heads if name.startswith("si.importance.")}
-    assert held
-    assert all(name.startswith("si.importance.decoder.body.") for name in held)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_captured_step_is_the_plain_step(compiled: bool, digits: Stream) -> None:
-    settings = tiny(method="si", tasks=2, si_strength=100.0)
-    plain, captured = (Trainer(settings, digits.shape, device="cuda", compile=c) for c in (False, compiled))
-    plain.engine.captures = False
-    for trainer in (plain, captured):
-        for task in digits[:2]:
-            trainer.learn(task, Recorder())
-    for name, tensor in (plain.replicas.parameters | plain.method.memory()).items():
-        found = (captured.replicas.parameters | captured.method.memory())[name]
-        assert (found - tensor).norm() < 0.02 * tensor.norm()

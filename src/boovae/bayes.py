@@ -10,6 +10,7 @@ had met its own sample of the weights, without drawing any (local reparameterisa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ from boovae.distributions import DiagonalNormal
 SMALLEST_VARIANCE = 1e-20
 
 
-class Bayesian(nn.Module):
+class Bayesian(nn.Module, ABC):
     """What the layers below share; `noise` (of the output's shape) is used up by the first pass after it was set.
 
     So the noise of a batch meets that batch and nothing else: whatever else goes through the network while the loss
@@ -47,9 +48,9 @@ class Bayesian(nn.Module):
         self.weight_log_variance = nn.Parameter(torch.full_like(self.weight, log_variance))
         self.bias_log_variance = None if self.bias is None else nn.Parameter(torch.full_like(self.bias, log_variance))
 
+    @abstractmethod
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return what an ordinary layer with these weights makes of x."""
-        raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the mean weights, or draw the outputs with the noise at hand."""

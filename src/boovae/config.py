@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -165,41 +165,10 @@ class Settings:
         for item in fields(Settings):
             if getattr(self, item.name) is not None:
                 _typed(item.name, getattr(self, item.name))
-        for name in ("replicas", "epochs", "batch_size", "latent_dim", "components", "samples", "generated"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        for name in ("plateau_patience", "early_stop", "classes_per_task"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        for name in ("tasks", "limit"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "a whole number of at least 1, or leave it out")
-        for name in ("distill_latents", "boo_until", "boo_samples"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        for name in ("kl_warmup", "kl_weight", "seed", "data_seed", "distill_weight", "boo_steps", "boo_rate"):
-            value = getattr(self, name)
-            _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
-        for name in ("boo_floor", "boo_prune"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, name, value, "a share of at least 0 and under 1")
-        for name in ("ewc_images", "coreset_images", "replay_images"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        _require(0 <= self.ewc_decay <= 1, "ewc_decay", self.ewc_decay, "a number from 0 to 1")
-        _require(self.si_damping > 0, "si_damping", self.si_damping, "a number above 0")
-        _require(math.isfinite(self.vcl_log_variance), "vcl_log_variance", self.vcl_log_variance, "a number")
-        for name in ("ewc_strength", "si_strength", "vcl_weight", "mog_lambda", "replay_weight"):
-            value = getattr(self, name)
-            _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
-        for name in ("boo_lambda", "boo_tolerance"):
-            value = getattr(self, name)
-            _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
-        _require(
-            math.isfinite(self.learning_rate) and self.learning_rate > 0,
-            "learning_rate",
-            self.learning_rate,
-            "a number above 0, for example 5e-4",
-        )
-        low, high = self.log_variance_range
-        good = math.isfinite(low) and math.isfinite(high) and low < high
-        _require(good, "log_variance_range", self.log_variance_range, "a lower and a higher number")
+        for names, good, wanted in _RULES:
+            for name in names.split():
+                if not good(getattr(self, name)):
+                    raise InputError(f"{flag(name)} is {getattr(self, name)}; it must be {wanted}")
         for name, allowed in _choices().items():
             if getattr(self, name) not in allowed:
                 raise unknown_name(f"value for {flag(name)}", str(getattr(self, name)), allowed)
@@ -215,9 +184,32 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _require(good: bool, name: str, value: object, wanted: str) -> None:
-    if not good:
-        raise InputError(f"{flag(name)} is {value}; it must be {wanted}")
+#: Beyond its type: the settings, what holds of a good value, and what the error asks for.
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "replicas epochs batch_size latent_dim components samples generated plateau_patience early_stop "
+        "classes_per_task distill_latents boo_until boo_samples ewc_images coreset_images replay_images",
+        lambda value: value >= 1,
+        "a whole number of at least 1",
+    ),
+    ("tasks limit", lambda value: value is None or value >= 1, "a whole number of at least 1, or leave it out"),
+    (
+        "kl_warmup kl_weight seed data_seed distill_weight boo_steps boo_rate boo_lambda boo_tolerance "
+        "ewc_strength si_strength vcl_weight mog_lambda replay_weight",
+        lambda value: 0 <= value < math.inf,
+        "a number of at least 0",
+    ),
+    ("boo_floor boo_prune", lambda value: 0 <= value < 1, "a share of at least 0 and under 1"),
+    ("ewc_decay", lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    ("si_damping", lambda value: value > 0, "a number above 0"),
+    ("vcl_log_variance", math.isfinite, "a number"),
+    ("learning_rate", lambda value: 0 < value < math.inf, "a number above 0, for example 5e-4"),
+    (
+        "log_variance_range",
+        lambda limits: -math.inf < limits[0] < limits[1] < math.inf,
+        "a lower and a higher number",
+    ),
+)
 
 
 @functools.cache

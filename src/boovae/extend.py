@@ -22,7 +22,8 @@ from boovae.metrics.evaluation import METRICS
 from boovae.progress import Display
 from boovae.recall import Past, load_data, recall
 from boovae.run import Run, advance, judge, make_trainer, signals
-from boovae.training.trainer import Event, Trainer
+from boovae.training.events import Event
+from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
     import torch

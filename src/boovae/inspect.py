@@ -27,9 +27,10 @@ from boovae.distributions import DiagonalNormal
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.priors.boosted import EMPTY, TaskMixture
+from boovae.training.events import Event
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import replica_of
-from boovae.training.trainer import Event, Trainer
+from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from boovae.methods import Method

@@ -1,4 +1,4 @@
-"""The machine a run is made on: its device, its versions, the commit of the source."""
+"""The machine a run is made on: its device and how it computes there, its versions, the commit of the source."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,29 @@ def choose_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError:
         raise InputError(f"--device {name} is unknown; use auto, cpu or cuda") from None
+
+
+@contextmanager
+def matmul_precision(device: torch.device) -> Iterator[None]:
+    """Let matrix products use TF32 on a GPU, and only while we train."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def one_thread(*, when: bool) -> Iterator[None]:
+    """Compute on one core: tensors of small networks are not worth dividing, and results do not depend on the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if when else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def source_commit() -> str:

@@ -22,7 +22,8 @@ from boovae.machine import choose_device, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.progress import Display, Silent
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
-from boovae.training.trainer import Event, Interrupted, Trainer
+from boovae.training.events import Event, Interrupted
+from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
     import torch

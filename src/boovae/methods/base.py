@@ -17,7 +17,7 @@ from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.nets import Nets
 from boovae.priors import NormalPrior, Prior, VampPrior
-from boovae.training.engine import Batch
+from boovae.training.engine import Batch, Step
 from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
 from boovae.vae import VAE
@@ -134,14 +134,8 @@ class Method:
         """Let the model of one replica be noisy while the ELBO is computed; without draws it must change nothing."""
         yield
 
-    def track(
-        self,
-        state: dict[str, Tensor],
-        before: dict[str, Tensor],
-        gradients: dict[str, Tensor],
-        after: dict[str, Tensor],
-    ) -> None:
-        """Take note of a step: update `state` in place from parameters before and after it and the loss's gradients.
+    def track(self, state: dict[str, Tensor], step: Step) -> None:
+        """Take note of a step: update `state` in place.
 
         Everything has the leading axis R, or none where replicas run one after another.
         """
@@ -266,16 +260,10 @@ class Combination(Method):
                 stack.enter_context(part.perturbed(model, {**batch, **_part(batch, key)}))
             yield
 
-    def track(
-        self,
-        state: dict[str, Tensor],
-        before: dict[str, Tensor],
-        gradients: dict[str, Tensor],
-        after: dict[str, Tensor],
-    ) -> None:
+    def track(self, state: dict[str, Tensor], step: Step) -> None:
         """Let all parts take note; each sees its own state."""
         for key, part in self.parts.items():
-            part.track(_part(state, key), before, gradients, after)
+            part.track(_part(state, key), step)
 
     def view(self, replicas: Replicas, task: int) -> Replicas:
         """Return the model as the part that knows tasks has it."""

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.methods.base import Method, TaskImages
-from boovae.training.engine import Batch
+from boovae.training.engine import Batch, Step
 from boovae.training.replicas import Replicas
 from boovae.vae import VAE
 
@@ -79,23 +79,17 @@ class SI(Method):
         ]
         return {"drift": state["strength"] * torch.stack(drifts).sum()} if drifts else {}
 
-    def track(
-        self,
-        state: dict[str, Tensor],
-        before: dict[str, Tensor],
-        gradients: dict[str, Tensor],
-        after: dict[str, Tensor],
-    ) -> None:
+    def track(self, state: dict[str, Tensor], step: Step) -> None:
         """Credit every weight with −g · Δθ of the step."""
-        for name, old in before.items():
+        for name, old in step.before.items():
             if f"path.{name}" not in state:
                 continue
-            gradient = gradients[name]
+            gradient = step.gradients[name]
             if f"importance.{name}" in state:
                 pull = state[f"importance.{name}"] * (old - state[f"anchor.{name}"])
                 axes = (...,) + (None,) * (pull.dim() - state["strength"].dim())
                 gradient = gradient - 2 * state["strength"][axes] * pull
-            state[f"path.{name}"].sub_(gradient * (after[name] - old))
+            state[f"path.{name}"].sub_(gradient * (step.after[name] - old))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Turn the credit along the path into importance."""

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from boovae.machine import matmul_precision
 from boovae.metrics.cost import ledger
 from boovae.metrics.diversity import diversity
 from boovae.metrics.forgetting import forgetting
 from boovae.metrics.frechet import frechet_distance, moments
 from boovae.metrics.likelihood import LogLikelihood, log_likelihood
+from boovae.training.events import listed
 from boovae.training.randomness import Draw, Generators
-from boovae.training.trainer import listed, matmul_precision
 
 if TYPE_CHECKING:
     from boovae.data import Task

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,18 @@ VALIDATION_CHUNK = 1000
 
 Batch = dict[str, Any]
 Objective = Callable[[VAE, Batch], dict[str, Tensor]]
-#: What takes note of a step: (state, parameters before it, gradients, parameters after it).
-Track = Callable[[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]], None]
+
+
+class Step(NamedTuple):
+    """The parameters before and after a step, and the gradients of the loss that led from one to the other."""
+
+    before: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+#: What takes note of a step in the method's state.
+Track = Callable[[dict[str, Tensor], Step], None]
 
 
 class Engine:
@@ -174,7 +184,7 @@ class Engine:
         p, g, m, v = ([tensors[name] for name in parameters] for tensors in (parameters, gradients, first, second))
         adam_step(p, g, m, v, rate, steps)
         if self.track is not None:
-            self.track(batch["state"], before, gradients, parameters)
+            self.track(batch["state"], Step(before, gradients, after=parameters))
         return terms
 
     def _gradients(

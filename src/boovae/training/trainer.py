@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,38 +13,19 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.likelihoods import make_likelihood
+from boovae.machine import matmul_precision, one_thread
 from boovae.methods import TaskImages, make_method
 from boovae.methods.base import default_prior
 from boovae.nets import make_nets
 from boovae.training.engine import BLOCK, Batch, Engine, validation_chunk
+from boovae.training.events import Event, Observer, divergence, epoch_end, task_end, task_start
 from boovae.training.optim import Array, Control
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas
 from boovae.vae import VAE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from boovae.data import Task
-
-Event = dict[str, Any]
-
-
-class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
-    """Training was asked to stop; everything is in the checkpoint."""
-
-
-class Observer(Protocol):
-    """Who watches a run: keeps the log, the checkpoints and the display. Only the trainer calls it."""
-
-    def event(self, event: Event) -> None:
-        """Take a deterministic event for `metrics.jsonl`."""
-
-    def block(self, trainer: Trainer) -> None:
-        """Between two blocks of steps: the moment for a checkpoint; may raise `Interrupted`."""
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        """After an epoch: the moment for the display."""
 
 
 class Trainer:
@@ -128,11 +108,11 @@ class Trainer:
 
     def learn(self, task: Task, observer: Observer) -> None:
         """Learn one task; continues in its middle if `load_state` put us there."""
-        with matmul_precision(self.device), _one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
+        with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
             resumed = self.control is not None
             if not resumed:
-                observer.event(_task_start(self.tasks_done, task))
+                observer.event(task_start(self.tasks_done, task))
                 self.epoch = self.block = self.task_steps = 0
             self._begin(images)
             events = self.method.events()
@@ -217,14 +197,8 @@ class Trainer:
         bound = numbers["valid"]["reconstruction"] + settings.kl_weight * numbers["valid"]["kl"]
         loss = numbers["valid"]["loss"] = bound + penalty
         active = control.active > 0
-        event = {
-            "event": "epoch",
-            "task": images.index,
-            "epoch": self.epoch,
-            **{split: {name: listed(array) for name, array in terms.items()} for split, terms in numbers.items()},
-            "learning_rate": listed(control.learning_rate * self._annealed()),
-            "active": active.tolist(),
-        }
+        rate = control.learning_rate * self._annealed()
+        event = epoch_end(images.index, self.epoch, numbers, rate, active)
         observer.event(event)
         broken = active & ~(np.isfinite(numbers["train"]["loss"]) & np.isfinite(loss))
         for replica in np.flatnonzero(broken):
@@ -276,15 +250,7 @@ class Trainer:
         self.engine.reset_optimiser(replica)
         self.frozen[replica] = not goes_on
         retry: int | str = int(self._control.retries[replica]) if goes_on else "frozen"
-        observer.event(
-            {
-                "event": "divergence",
-                "task": images.index,
-                "epoch": self.epoch,
-                "replica": replica,
-                "retry": retry,
-            }
-        )
+        observer.event(divergence(images.index, self.epoch, replica, retry))
 
     def _finish(self, images: TaskImages, observer: Observer) -> None:
         """Restore the best snapshots and let the method remember what it wants to."""
@@ -296,15 +262,7 @@ class Trainer:
         self.sizes.append(self._own_images)
         self.control = None
         self.epoch = self.block = 0
-        observer.event(
-            {
-                "event": "task_end",
-                "task": images.index,
-                "epochs": control.epochs.astype(int).tolist(),
-                "best_epoch": control.best_epoch.astype(int).tolist(),
-                "best_loss": listed(control.best),
-            }
-        )
+        observer.event(task_end(images.index, control))
 
     # --- across restarts ----------------------------------------------------------------------------------------
 
@@ -376,25 +334,6 @@ class Trainer:
             tensor.copy_(saved[name])
 
 
-def listed(array: Array) -> list[float | None]:
-    """Return an array as JSON has it: numbers, and None where a number is not finite."""
-    return [float(f"{value:.8g}") if math.isfinite(value) else None for value in array.tolist()]
-
-
-def _task_start(index: int, task: Task) -> Event:
-    images = {
-        name: len(split.images)
-        for name, split in zip(("train", "valid", "test"), (task.train, task.valid, task.test), strict=True)
-    }
-    return {
-        "event": "task_start",
-        "task": index,
-        "name": task.name,
-        "classes": list(task.classes),
-        "images": images,
-    }
-
-
 def _to_host(train: dict[str, Tensor], valid: dict[str, Tensor]) -> dict[str, dict[str, Array]]:
     """Bring all loss terms to the host in one transfer."""
     flat = torch.stack([*train.values(), *valid.values()]).double().cpu().numpy()
@@ -411,26 +350,3 @@ def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-
-@contextmanager
-def matmul_precision(device: torch.device) -> Iterator[None]:
-    """Let matrix products use TF32 on a GPU, and only while we train."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def _one_thread(*, when: bool) -> Iterator[None]:
-    """Compute on one core: tensors of small networks are not worth dividing, and results do not depend on the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if when else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,85 @@
+"""What training tells while it goes on: the events of `metrics.jsonl`, and who takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from boovae.training.optim import Array, Control
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from boovae.data import Task
+    from boovae.training.trainer import Trainer
+
+Event = dict[str, Any]
+
+
+class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
+    """Training was asked to stop; everything is in the checkpoint."""
+
+
+class Observer(Protocol):
+    """Who watches a run: keeps the log, the checkpoints and the display. Only the trainer calls it."""
+
+    def event(self, event: Event) -> None:
+        """Take a deterministic event for `metrics.jsonl`."""
+
+    def block(self, trainer: Trainer) -> None:
+        """Between two blocks of steps: the moment for a checkpoint; may raise `Interrupted`."""
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """After an epoch: the moment for the display."""
+
+
+def listed(array: Array) -> list[float | None]:
+    """Return an array as JSON has it: numbers, and None where a number is not finite."""
+    return [float(f"{value:.8g}") if math.isfinite(value) else None for value in array.tolist()]
+
+
+def task_start(index: int, task: Task) -> Event:
+    """Return the event of a task that begins."""
+    splits = {"train": task.train, "valid": task.valid, "test": task.test}
+    return {
+        "event": "task_start",
+        "task": index,
+        "name": task.name,
+        "classes": list(task.classes),
+        "images": {name: len(split.images) for name, split in splits.items()},
+    }
+
+
+def epoch_end(
+    task: int,
+    epoch: int,
+    numbers: Mapping[str, Mapping[str, Array]],
+    learning_rate: Array,
+    active: np.ndarray[Any, np.dtype[np.bool_]],
+) -> Event:
+    """Return the event of an epoch; `numbers` are the loss terms of each split, {split: {term: (R,)}}."""
+    return {
+        "event": "epoch",
+        "task": task,
+        "epoch": epoch,
+        **{split: {name: listed(array) for name, array in terms.items()} for split, terms in numbers.items()},
+        "learning_rate": listed(learning_rate),
+        "active": active.tolist(),
+    }
+
+
+def divergence(task: int, epoch: int, replica: int, retry: int | str) -> Event:
+    """Return the event of a replica that diverged; `retry` counts from 1, or is "frozen"."""
+    return {"event": "divergence", "task": task, "epoch": epoch, "replica": replica, "retry": retry}
+
+
+def task_end(task: int, control: Control) -> Event:
+    """Return the event of a task that is learned."""
+    return {
+        "event": "task_end",
+        "task": task,
+        "epochs": control.epochs.astype(int).tolist(),
+        "best_epoch": control.best_epoch.astype(int).tolist(),
+        "best_loss": listed(control.best),
+    }
