@@ -184,7 +184,8 @@ def bench(arguments: Bench) -> None:
     if arguments.json:
         print(json.dumps(dataclasses.asdict(outcome)))
     else:
-        print_rows(("finding", "value"), [(name, str(value)) for name, value in outcome.findings.items()])
+        if outcome.findings:
+            print_rows(("what", "where it stands"), list(outcome.findings.items()))
         print(f"results: {outcome.results}")
     if outcome.failed:
         failed = "\n".join(f"  {title}: {error}" for title, error in outcome.failed.items())

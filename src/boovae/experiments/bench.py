@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class Study:
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
     plan: Callable[[Request], list[Cell]]
-    write: Callable[[Request, Sequence[Measured]], Mapping[str, Any]]
+    write: Callable[[Request, Sequence[Measured], Sequence[str]], dict[str, str]]
 
 
 STUDIES: dict[str, Study] = {
@@ -46,7 +46,7 @@ class Outcome:
     study: str
     cells: int
     failed: dict[str, str]
-    findings: dict[str, Any]
+    findings: dict[str, str]
     results: str
 
 
@@ -60,8 +60,9 @@ def bench(arguments: Bench, command: str) -> Outcome:
     open_folder(request.cells, "--out", "cells")
     open_folder(request.results, "--results", request.study)
     failed = _run(arguments, request, cells)
-    findings = study.write(request, collect(cells, request.cells))
-    return Outcome(arguments.study, len(cells), failed, dict(findings), str(request.results))
+    missing = [cell.title for cell in cells if read_summary(request.cells, cell) is None]
+    findings = study.write(request, collect(cells, request.cells), missing)
+    return Outcome(arguments.study, len(cells), failed, findings, str(request.results))
 
 
 def _request(arguments: Bench, study: Study, command: str) -> Request:

@@ -155,6 +155,11 @@ def open_folder(folder: Path, flag: str, kind: str) -> None:
     write_file(marker, json.dumps(mine).encode())
 
 
+def file_name(dataset: str) -> str:
+    """Return what the files of a dataset are called."""
+    return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in dataset)
+
+
 def summary_path(folder: Path, name: str) -> Path:
     """Return where a finished cell's numbers lie; the file is there once the cell is finished."""
     return folder / f"{name}.json"

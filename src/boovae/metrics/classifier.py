@@ -7,6 +7,7 @@ content: the same data, architecture and seed never train twice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
@@ -199,12 +201,13 @@ def trained_classifier(
     key = json.dumps({"data": full.digest, "version": VERSION, "shape": list(full.shape), "seed": seed})
     folder = _default_cache() if cache_dir is None else Path(cache_dir)
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
-    classifier = _load(path, key)
-    if classifier is not None:
-        return classifier.to(device)
-    classifier = _train(full, seed, torch.device(device), progress)
-    _save(classifier, path, key)
-    return classifier
+    with _alone(path):
+        classifier = _load(path, key)
+        if classifier is not None:
+            return classifier.to(device)
+        classifier = _train(full, seed, torch.device(device), progress)
+        _save(classifier, path, key)
+        return classifier
 
 
 # Training
@@ -314,6 +317,18 @@ def _score(classifier: Classifier, data: tuple[Tensor, Tensor]) -> tuple[float, 
 def _default_cache() -> Path:
     base = os.environ.get("BOOVAE_CACHE")
     return (Path(base) if base else Path.home() / ".cache" / "boovae") / "classifiers"
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process train a classifier while others that need it wait; without a cache each trains its own."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path.with_suffix(".lock")))
+        except OSError as error:
+            log.warning("no lock on the cached classifier, it may be trained more than once: %s", error)
+        yield
 
 
 def _digest(state: dict[str, Tensor]) -> str:
