@@ -34,7 +34,7 @@ STUDIES: dict[str, Study] = {
     "paper": Study(paper_bench.DATASETS, paper_bench.METHODS, paper_bench.plan, paper_bench.write),
 }
 #: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
-QUICK: dict[str, Any] = {"epochs": 40, "samples": 200, "generated": 2000}
+QUICK: dict[str, Any] = {"epochs": 40, "boo_steps": 20, "samples": 200, "generated": 2000}
 REPLICAS = 5
 QUICK_DATASETS, QUICK_REPLICAS = ("digits",), 3
 

@@ -28,6 +28,7 @@ PER_TASK = {"nll": ("nll", "NLL, nats"), "diversity": ("diversity_term", "divers
 WIDTH, HEIGHT, LEGEND = 360, 210, 20  # of a chart on a sheet, and of a line of its legend
 PER_ROW = 5  # entries of a legend in a row
 SAMPLES = 4  # rows and columns of a sample grid that are shown
+LARGE = 200  # pixels
 LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels
 
 
@@ -121,10 +122,11 @@ def samples(measured: Measured, folder: Path) -> bytes | None:
 
 
 def _few(picture: Image) -> Image:
-    """Return the upper left of a grid of samples, at half its size."""
+    """Return the upper left of a grid of samples, smaller if it is large."""
     side = 8  # a run draws 64 of them
     box = (0, 0, picture.width * SAMPLES // side, picture.height * SAMPLES // side)
-    return picture.convert("RGB").crop(box).reduce(2)
+    few = picture.convert("RGB").crop(box)
+    return few.reduce(2) if few.width > LARGE else few
 
 
 def _laid_out(pictures: dict[tuple[str, int], Image], labels: Sequence[str]) -> Image:
@@ -136,8 +138,9 @@ def _laid_out(pictures: dict[tuple[str, int], Image], labels: Sequence[str]) -> 
     size = LABEL_WIDTH + wide * len(counts), LABEL_HEIGHT + high * len(labels)
     whole = Picture.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(whole), ImageFont.load_default(13)
+    draw.text((GAP, 4), "tasks seen", fill="black", font=font)
     for column, seen in enumerate(counts):
-        draw.text((LABEL_WIDTH + column * wide, 4), f"{seen} task{'s' if seen > 1 else ''}", fill="black", font=font)
+        draw.text((LABEL_WIDTH + column * wide, 4), str(seen), fill="black", font=font)
     for row, label in enumerate(labels):
         top = LABEL_HEIGHT + row * high
         draw.text((GAP, top + high // 2 - 8), label, fill="black", font=font)
