@@ -10,7 +10,7 @@ from typing import Any
 
 from boovae.arguments import Bench
 from boovae.errors import unknown_name
-from boovae.experiments import paper_bench
+from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import make_executor
 from boovae.experiments.grid import Cell, open_folder, read_summary
 from boovae.experiments.matrix import Matrix
@@ -32,6 +32,8 @@ class Study:
 
 STUDIES: dict[str, Study] = {
     "paper": Study(paper_bench.DATASETS, paper_bench.METHODS, paper_bench.plan, paper_bench.write),
+    "coreset-size": Study(coreset_size.DATASETS, coreset_size.METHODS, coreset_size.plan, coreset_size.write),
+    "components": Study(components.DATASETS, components.METHODS, components.plan, components.write),
 }
 #: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
 QUICK: dict[str, Any] = {"epochs": 40, "boo_steps": 20, "samples": 200, "generated": 2000}

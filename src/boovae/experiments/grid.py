@@ -42,7 +42,9 @@ class Cell:
     @property
     def title(self) -> str:
         """What a person calls it."""
-        return f"{self.settings.dataset} {self.label}" + (f" at {self.tasks}" if self.label == "joint" else "")
+        return f"{self.settings.dataset} {self.label}" + (
+            f" at {self.tasks}" if self.settings.method == "joint" else ""
+        )
 
     @property
     def tasks(self) -> int:
