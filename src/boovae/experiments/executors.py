@@ -32,7 +32,7 @@ class Handle(Protocol):
         """Return how the job ended; None while it has not."""
 
     def cancel(self) -> None:
-        """Ask the worker to stop where it is, and wait until it has, if that can be known."""
+        """Ask the worker to stop where it is."""
 
 
 class Executor(Protocol):
@@ -44,7 +44,7 @@ class Executor(Protocol):
         """Hand a job over."""
 
     def close(self) -> None:
-        """Let go of what the executor holds."""
+        """Let go of what the executor holds; cancelled jobs may end first."""
 
 
 # --- this machine ---------------------------------------------------------------------------------------------------
@@ -76,7 +76,9 @@ class Local:
         return process
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Wait for processes that were asked to stop; they write a checkpoint first."""
+        for process in self._running:
+            process.wait()
 
 
 class _Process:
@@ -112,7 +114,10 @@ class _Process:
         """Let the run write a checkpoint and end."""
         if self.running:
             self._process.terminate()
-        self._process.communicate()
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
+        self._process.wait()
 
 
 def _places(device: str) -> list[str]:

@@ -78,10 +78,24 @@ class Matrix:
                 self._waiting.append(cell)
             elif read_summary(self.folder, cell) is not None:  # another bench has finished it
                 self.board.finished(cell)
-            elif self._taken(cell):
+            else:
+                self._begin(cell)
+
+    def _begin(self, cell: Cell) -> None:
+        try:
+            if self._taken(cell):
                 self._later(cell)
             else:
                 self._running[cell] = self.executor.submit(self.job(cell))
+        except OSError as error:
+            raise self._halted(cell, f"cannot begin: {error.strerror}") from error
+
+    def _halted(self, cell: Cell, error: str) -> RunError:
+        """Return the error for trouble that concerns all cells."""
+        return RunError(
+            f"{cell.title}: {error}. The finished cells in {self.folder} are intact: make room, then the same command "
+            "continues"
+        )
 
     def _taken(self, cell: Cell) -> bool:
         try:
@@ -108,10 +122,7 @@ class Matrix:
             elif state == "busy":
                 self._later(cell)
             elif state == "full":
-                raise RunError(
-                    f"{cell.title}: {error}. The finished cells in {self.folder} are intact: make room, "
-                    "then the same command continues"
-                )
+                raise self._halted(cell, error)
             elif state == "lost" and self._lost.get(cell, 0) < LIVES:
                 self._lost[cell] = self._lost.get(cell, 0) + 1
                 self.board.note(f"{cell.title}: its worker was lost ({error}); it is run again")

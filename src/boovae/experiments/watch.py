@@ -16,6 +16,8 @@ from boovae.report.numbers import duration
 
 #: Seconds between two plain lines.
 LINE_INTERVAL = 30.0
+#: Seconds between two looks into the folders of running cells.
+COUNT_INTERVAL = 1.0
 #: Running cells that are named.
 NAMED = 8
 
@@ -28,7 +30,7 @@ class Board:
         self._cells: dict[str, Cell] = {}
         self._tasks: dict[str, int] = {}  # done, by cell
         self._finished: set[str] = set()
-        self._began, self._before = time.monotonic(), 0
+        self._began, self._before, self._counted = time.monotonic(), 0, 0.0
 
     def begin(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
         """Take note of all cells and of those that are not finished."""
@@ -39,7 +41,9 @@ class Board:
 
     def show(self, running: Sequence[Cell]) -> None:
         """Show where the running cells are."""
-        self._tasks |= {cell.name: self._count(cell) for cell in running}
+        if time.monotonic() - self._counted >= COUNT_INTERVAL:
+            self._counted = time.monotonic()
+            self._tasks |= {cell.name: self._count(cell) for cell in running}
 
     def finished(self, cell: Cell) -> None:
         """A cell is finished."""
