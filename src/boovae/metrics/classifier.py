@@ -8,6 +8,7 @@ content: the same data, architecture and seed never train twice.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
@@ -201,13 +201,15 @@ def trained_classifier(
     key = json.dumps({"data": full.digest, "version": VERSION, "shape": list(full.shape), "seed": seed})
     folder = _default_cache() if cache_dir is None else Path(cache_dir)
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
-    with _alone(path):
-        classifier = _load(path, key)
-        if classifier is not None:
-            return classifier.to(device)
-        classifier = _train(full, seed, torch.device(device), progress)
-        _save(classifier, path, key)
-        return classifier
+    classifier = _load(path, key)
+    if classifier is not None:
+        return classifier.to(device)
+    with _alone(folder) as waited:
+        classifier = _load(path, key) if waited else None
+        if classifier is None:
+            classifier = _train(full, seed, torch.device(device), progress)
+            _save(classifier, path, key)
+        return classifier.to(device)
 
 
 # Training
@@ -320,15 +322,22 @@ def _default_cache() -> Path:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process train a classifier while others that need it wait; without a cache each trains its own."""
+def _alone(folder: Path) -> Iterator[bool]:
+    """Let one process at a time train for this cache; yields whether another one had to end first."""
+    waited = False
     with contextlib.ExitStack() as stack:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path.with_suffix(".lock")))
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited = True
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            log.warning("no lock on the cached classifier, it may be trained more than once: %s", error)
-        yield
+            log.warning("the classifier may be trained more than once at the same time: %s", error)
+        yield waited
 
 
 def _digest(state: dict[str, Tensor]) -> str:
