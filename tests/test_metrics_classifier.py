@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +168,29 @@ def test_a_cache_that_cannot_be_written_only_warns(tmp_path: Path, caplog: pytes
     net = trained_classifier(bars(labels=(0, 1)), device="cpu", cache_dir=tmp_path / "file" / "cache")
     assert net.accuracy == 1.0
     assert "not cached" in caplog.text
+
+
+def test_of_two_that_need_it_at_once_one_trains_and_the_other_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, trained = threading.Event(), []
+    really_train = module._train
+
+    def train(*arguments: Any) -> Classifier:
+        training.set()
+        time.sleep(0.2)  # the other one comes meanwhile
+        trained.append(threading.current_thread().name)
+        return really_train(*arguments)
+
+    monkeypatch.setattr(module, "_train", train)
+    stream = bars(labels=(0, 1))
+    first = threading.Thread(target=trained_classifier, args=(stream,), kwargs={"device": "cpu", "cache_dir": tmp_path})
+    first.start()
+    training.wait()
+    net = trained_classifier(stream, device="cpu", cache_dir=tmp_path)
+    first.join()
+    assert trained == [first.name]
+    assert net.accuracy == 1.0
 
 
 def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

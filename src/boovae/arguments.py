@@ -152,6 +152,52 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Bench(Computes):
+    """Run the paper's experiments cell by cell and put the numbers beside the paper's; finished cells are skipped."""
+
+    study: tyro.conf.Positional[str]
+    """paper (the NLL and diversity tables), coreset-size or components."""
+    datasets: tuple[str, ...] | None = None
+    """Datasets; those of the study in the paper if not given."""
+    methods: tuple[str, ...] | None = None
+    """Methods; those of the study if not given. A variant of one is NAME=METHOD:setting=value,setting=value."""
+    metrics: tuple[str, ...] = ("nll", "diversity")
+    """Of which metrics tables and figures are made (nll, diversity, frechet); the CSV files always have all."""
+    tasks: int = 10
+    """Learn only the first N tasks."""
+    replicas: int | None = None
+    """Seeds of each cell, trained at once; 5 if not given."""
+    seed: int = 0
+    """The first seed."""
+    quick: bool = False
+    """A reduced matrix for a few minutes on two cores: the embedded digits, all methods, three seeds, fewer epochs."""
+    config: Path | None = None
+    """TOML file with settings that hold in every cell."""
+    executor: Literal["local", "ray", "slurm"] = "local"
+    """Where cells are computed: processes on this machine, a Ray cluster, or Slurm."""
+    workers: int | None = None
+    """Cells at once; local: one per GPU, or one per core; ray and slurm: all of them, the cluster decides."""
+    gpus: float | None = None
+    """Share of a GPU for each cell, for example 0.25; 1 if not given and there are GPUs."""
+    address: str | None = None
+    """Ray: address of the cluster; one is started on this machine if not given."""
+    partition: str | None = None
+    """Slurm: partition of the jobs."""
+    minutes: int = 60
+    """Slurm: time limit of a job; a cell that needs longer is continued by another job."""
+    out: Path = Path("runs/bench")
+    """Folder of the cells; all studies can share one."""
+    results: Path | None = None
+    """Folder for tables, figures and the page; results/STUDY if not given."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the training steps (torch.compile)."""
+    quiet: bool = False
+    """Show nothing but the result."""
+    json: bool = False
+    """Print cells, failures and findings as JSON."""
+
+
+@dataclass(frozen=True)
 class Datasets:
     """List the datasets: what they are, where they come from, whether they are on this disk."""
 

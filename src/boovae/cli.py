@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shlex
 import sys
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 import boovae
-from boovae.arguments import Datasets, Eval, Extend, Inspect, Methods, Report, Sample, Train, Tune
-from boovae.config import Settings, resolve, to_toml
+from boovae.arguments import Bench, Datasets, Eval, Extend, Inspect, Methods, Report, Sample, Train, Tune
+from boovae.config import Settings, folder_name, resolve
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 from boovae.show import print_components, print_rows, print_table, spread
 
@@ -32,7 +31,7 @@ def train(arguments: Train) -> None:
 
     settings = _settings(arguments)
     stream = load_data(settings, arguments.data_dir)
-    out = arguments.out or _default_folder(settings)
+    out = arguments.out or Path("runs") / folder_name(settings)
     run_train(
         settings,
         stream,
@@ -177,6 +176,22 @@ def report(arguments: Report) -> None:
         print(write_csv(arguments.runs[0], arguments.csv))
 
 
+def bench(arguments: Bench) -> None:
+    """Run a study, write its tables and figures."""
+    from boovae.experiments.bench import bench as run_bench
+
+    outcome = run_bench(arguments, _command())
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(outcome)))
+    else:
+        if outcome.findings:
+            print_rows(("what", "where it stands"), list(outcome.findings.items()))
+        print(f"results: {outcome.results}")
+    if outcome.failed:
+        failed = "\n".join(f"  {title}: {error}" for title, error in outcome.failed.items())
+        raise RunError(f"{len(outcome.failed)} of {outcome.cells} cells failed; the others are finished:\n{failed}")
+
+
 def datasets(arguments: Datasets) -> None:
     """List the datasets."""
     from boovae.data import DATASETS, PATH_FORMS
@@ -205,6 +220,7 @@ VERBS: dict[str, tuple[Any, Any]] = {
     "sample": (Sample, sample),
     "inspect": (Inspect, inspect),
     "report": (Report, report),
+    "bench": (Bench, bench),
     "datasets": (Datasets, datasets),
     "methods": (Methods, methods),
 }
@@ -264,13 +280,6 @@ def _value_of(name: str, words: list[str]) -> str | None:
 
 def _settings(arguments: Train | Tune) -> Settings:
     return Settings(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(Settings)})
-
-
-def _default_folder(settings: Settings) -> Path:
-    """Return a folder name that is the same for the same settings, so that the same command continues its run."""
-    digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:8]
-    name = "".join(letter if letter.isalnum() or letter in "_+-" else "-" for letter in settings.dataset)
-    return Path("runs") / f"{name[-40:]}-{settings.method}-{digest}"
 
 
 def _check_choice(trainer: Trainer, task: int | None, replica: int) -> None:

@@ -6,6 +6,7 @@ Who wins: a flag, then the file given by `--config`, then the preset, then the d
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import tomllib
 from collections.abc import Callable, Mapping
@@ -358,6 +359,18 @@ def to_toml(settings: Settings) -> str:
     True
     """
     return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(settings).items() if value is not None)
+
+
+def folder_name(settings: Settings) -> str:
+    """Return a name that is the same for the same settings: dataset, method and a hash of what is not the default.
+
+    A setting that is added later, with a default that changes nothing, leaves the names of old folders alone.
+    """
+    changed = {name: value for name, value in asdict(settings).items() if value != getattr(Settings, name)}
+    text = "".join(f"{name} = {_toml(value)}\n" for name, value in sorted(changed.items()))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+    dataset = "".join(letter if letter.isalnum() or letter in "_+-" else "-" for letter in settings.dataset)
+    return f"{dataset[-40:]}-{settings.method}-{digest}"
 
 
 def _toml(value: object) -> str:

@@ -7,6 +7,8 @@ content: the same data, architecture and seed never train twice.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -202,9 +204,12 @@ def trained_classifier(
     classifier = _load(path, key)
     if classifier is not None:
         return classifier.to(device)
-    classifier = _train(full, seed, torch.device(device), progress)
-    _save(classifier, path, key)
-    return classifier
+    with _alone(folder) as waited:
+        classifier = _load(path, key) if waited else None
+        if classifier is None:
+            classifier = _train(full, seed, torch.device(device), progress)
+            _save(classifier, path, key)
+        return classifier.to(device)
 
 
 # Training
@@ -314,6 +319,25 @@ def _score(classifier: Classifier, data: tuple[Tensor, Tensor]) -> tuple[float, 
 def _default_cache() -> Path:
     base = os.environ.get("BOOVAE_CACHE")
     return (Path(base) if base else Path.home() / ".cache" / "boovae") / "classifiers"
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Let one process at a time train for this cache; yields whether another one had to end first."""
+    waited = False
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited = True
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            log.warning("the classifier may be trained more than once at the same time: %s", error)
+        yield waited
 
 
 def _digest(state: dict[str, Tensor]) -> str:

@@ -163,7 +163,7 @@ def _curves(runs: Sequence[Run]) -> list[Markup]:
     charts = []
     for key, label in (("nll", "NLL of all tasks seen, nats"), ("diversity", "diversity (0 is best)")):
         series = [over_tasks(run, key, index) for index, run in enumerate(runs) if run.evaluations]
-        charts.append(_chart(series, label, "tasks seen"))
+        charts.append(chart(series, label, "tasks seen"))
     return [chart for chart in charts if chart]
 
 
@@ -171,7 +171,7 @@ def _gains(run: Run, label: str) -> dict[str, Any]:
     """Draw what each further component of a task gained."""
     series, legend = chart_lines(run)
     name = "gained over the smallest mixture, nats"
-    return {"chart": _chart(series, name, "components", salt=label), "legend": legend}
+    return {"chart": chart(series, name, "components", salt=label), "legend": legend}
 
 
 def _training(runs: Sequence[Run]) -> list[Markup]:
@@ -183,13 +183,13 @@ def _training(runs: Sequence[Run]) -> list[Markup]:
         label = "loss: validation (line), training (dashed)"
     divergence = [over_epochs(run, "valid_kl", index) for index, run in enumerate(runs)]
     charts = [
-        _chart(loss, label, "tasks done", clip=True),
-        _chart(divergence, "validation KL", "tasks done"),
+        chart(loss, label, "tasks done", clip=True),
+        chart(divergence, "validation KL", "tasks done"),
     ]
     return [chart for chart in charts if chart]
 
 
-def _chart(series: Sequence[Series], label: str, x_label: str, clip: bool = False, salt: str = "") -> Markup:
+def chart(series: Sequence[Series], label: str, x_label: str, clip: bool = False, salt: str = "") -> Markup:
     """Draw the series that have any number; an empty text where none has."""
     from markupsafe import Markup
 

@@ -30,12 +30,12 @@ def write_csv(run: Path, out: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for event in evaluations:
-        writer.writerows(_rows(event, seeds))
+        writer.writerows(rows(event, seeds))
     write_file(out, text.getvalue().encode())
     return out
 
 
-def _rows(event: dict[str, Any], seeds: list[int]) -> Iterator[tuple[Any, ...]]:
+def rows(event: dict[str, Any], seeds: list[int]) -> Iterator[tuple[Any, ...]]:
     """Yield the numbers of one evaluation; a number about all tasks has no task."""
     whole = {
         "nll": event.get("nll", {}).get("pooled"),

@@ -1,0 +1,108 @@
+"""A bench from end to end: plan the cells, run what is not finished, write tables and figures of what is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from boovae.arguments import Bench
+from boovae.errors import unknown_name
+from boovae.experiments import components, coreset_size, paper_bench
+from boovae.experiments.executors import make_executor
+from boovae.experiments.grid import Cell, open_folder, read_summary
+from boovae.experiments.matrix import Matrix
+from boovae.experiments.measured import Measured
+from boovae.experiments.request import Request
+from boovae.experiments.watch import make_board
+from boovae.experiments.work import Job, make_job
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment: what it runs on if not told, which cells it needs, and what it writes of them."""
+
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...]
+    plan: Callable[[Request], list[Cell]]
+    write: Callable[[Request, Sequence[Measured], Sequence[str]], dict[str, str]]
+
+
+STUDIES: dict[str, Study] = {
+    "paper": Study(paper_bench.DATASETS, paper_bench.METHODS, paper_bench.plan, paper_bench.write),
+    "coreset-size": Study(coreset_size.DATASETS, coreset_size.METHODS, coreset_size.plan, coreset_size.write),
+    "components": Study(components.DATASETS, components.METHODS, components.plan, components.write),
+}
+#: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
+QUICK: dict[str, Any] = {"epochs": 40, "boo_steps": 20, "samples": 200, "generated": 2000}
+REPLICAS = 5
+QUICK_DATASETS, QUICK_REPLICAS = ("digits",), 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a bench has come to: how many cells it has, which failed and why, and what the study found in short."""
+
+    study: str
+    cells: int
+    failed: dict[str, str]
+    findings: dict[str, str]
+    results: str
+
+
+def bench(arguments: Bench, command: str) -> Outcome:
+    """Run a study as the command line asks for it; all names and settings are checked before the first cell begins."""
+    if arguments.study not in STUDIES:
+        raise unknown_name("study", arguments.study, STUDIES)
+    study = STUDIES[arguments.study]
+    request = _request(arguments, study, command)
+    cells = study.plan(request)
+    open_folder(request.cells, "--out", "cells")
+    open_folder(request.results, "--results", request.study)
+    failed = _run(arguments, request, cells)
+    missing = [cell.title for cell in cells if read_summary(request.cells, cell) is None]
+    findings = study.write(request, collect(cells, request.cells), missing)
+    return Outcome(arguments.study, len(cells), failed, findings, str(request.results))
+
+
+def _request(arguments: Bench, study: Study, command: str) -> Request:
+    quick = arguments.quick
+    replicas = arguments.replicas or (QUICK_REPLICAS if quick else REPLICAS)
+    return Request(
+        study=arguments.study,
+        datasets=arguments.datasets or (QUICK_DATASETS if quick else study.datasets),
+        methods=arguments.methods or study.methods,
+        metrics=arguments.metrics,
+        tasks=arguments.tasks,
+        given={**(QUICK if quick else {}), "replicas": replicas, "seed": arguments.seed},
+        config=arguments.config,
+        cells=arguments.out,
+        results=arguments.results or Path("results") / arguments.study,
+        command=command,
+    )
+
+
+def _run(arguments: Bench, request: Request, cells: Sequence[Cell]) -> dict[str, str]:
+    """Run the cells that are not finished; return those that failed."""
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in ("data_dir", "device", "compile")}
+    board = make_board(request.cells, quiet=arguments.quiet)
+    with closing(board), closing(make_executor(arguments, len(cells))) as executor:
+
+        def job(cell: Cell) -> Job:
+            return make_job(cell, request.cells, command=request.command, **options)
+
+        matrix = Matrix(cells, request.cells, executor, job, board)
+        matrix.run()
+    return matrix.failed
+
+
+def collect(cells: Sequence[Cell], folder: Path) -> list[Measured]:
+    """Return the numbers of all finished cells, dataset by dataset."""
+    found: dict[str, Measured] = {}
+    for cell in cells:
+        summary = read_summary(folder, cell)
+        if summary is not None:
+            found.setdefault(cell.settings.dataset, Measured(cell.settings.dataset)).add(cell, summary)
+    return list(found.values())

@@ -1,0 +1,150 @@
+"""Curves over tasks, a panel for every task, and all samples on one sheet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from boovae.experiments.measured import Measured
+from boovae.experiments.paper import DATASET_NAMES, numbers
+from boovae.experiments.statistics import Spread
+from boovae.experiments.tables import COLUMN, TITLES
+from boovae.report.charts import COLOURS, Series
+from boovae.report.html import chart
+from boovae.report.pictures import png
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from PIL.Image import Image
+
+#: A metric's numbers per task: what they are called in the CSV files and on a chart.
+PER_TASK = {"nll": ("nll", "NLL, nats"), "diversity": ("diversity_term", "diversity term")}
+WIDTH, HEIGHT, LEGEND = 360, 210, 20  # of a chart on a sheet, and of a line of its legend
+PER_ROW = 5  # entries of a legend in a row
+SAMPLES = 4  # rows and columns of a sample grid that are shown
+LARGE = 200  # pixels
+LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels
+
+
+def line(points: Sequence[tuple[float, Spread]], colour: int, dashed: bool = False) -> Series:
+    """Return a line through means with a band of one deviation; a single seed has no band."""
+    x = np.array([at for at, _ in points], dtype=np.float64)
+    y = np.array([spread.mean for _, spread in points], dtype=np.float64)
+    band = np.nan_to_num(np.array([spread.std for _, spread in points], dtype=np.float64))
+    return Series(x, y, band, colour, dashed, marks=True)
+
+
+def curves(measured: Measured, metric: str) -> list[Markup]:
+    """Draw a metric over the tasks seen, as we measured it and as the paper prints it."""
+    name = DATASET_NAMES.get(measured.dataset, measured.dataset)
+    ours, theirs = [], []
+    printed = numbers(metric)
+    for colour, label in enumerate(measured.labels):
+        counts = range(min(2, measured.tasks), measured.tasks + 1)
+        found = [(seen, measured.spread(label, seen, COLUMN.get(metric, metric))) for seen in counts]
+        ours.append(line([(seen, spread) for seen, spread in found if spread], colour))
+        paper = [(seen, printed.get((measured.dataset, label, seen))) for seen in counts]
+        theirs.append(line([(seen, Spread(p.mean, p.std, 0)) for seen, p in paper if p], colour))
+    whose = ((ours, "measured"), (theirs, "in the paper"))
+    charts = [chart(lines, f"{TITLES[metric]} on {name}, {how}", "tasks seen") for lines, how in whose]
+    return [drawn for drawn in charts if drawn]
+
+
+def panels(measured: Measured, metric: str) -> list[Markup]:
+    """Draw a panel for every task: how its number goes on while later tasks are learned."""
+    if metric not in PER_TASK:
+        return []
+    column, title = PER_TASK[metric]
+    charts = []
+    for task, name in enumerate(measured.task_names):
+        lines = []
+        for colour, label in enumerate(measured.labels):
+            found = [(seen, measured.spread(label, seen, column, task)) for seen in range(task + 1, measured.tasks + 1)]
+            lines.append(line([(seen, spread) for seen, spread in found if spread], colour))
+        plain = name.replace("$", r"\$")  # no formula
+        charts.append(chart(lines, f"{title}: task “{plain}”", "tasks seen", salt=measured.dataset))
+    return [drawn for drawn in charts if drawn]
+
+
+def sheet(charts: Sequence[str], legend: Sequence[str], columns: int = 2) -> bytes:
+    """Lay charts out in one SVG file that stands alone, with a legend above and the page's light colours."""
+    rows = -(-len(charts) // columns)
+    top = LEGEND * (-(-len(legend) // PER_ROW)) + 10
+    width, height = WIDTH * columns, top + HEIGHT * rows
+    parts = [*_legend(legend, width)]
+    for index, drawn in enumerate(charts):
+        x, y = WIDTH * (index % columns), top + HEIGHT * (index // columns)
+        place = f'<svg x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}"'
+        parts.append(str(drawn).replace('<svg class="chart"', place, 1))
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+        f"<style>{_colours()}</style>"
+        f'<rect width="100%" height="100%" fill="var(--card)"/>{body}</svg>\n'
+    ).encode()
+
+
+def _legend(labels: Sequence[str], width: int) -> Iterator[str]:
+    for index, label in enumerate(labels):
+        x, y = width / PER_ROW * (index % PER_ROW) + 10, LEGEND * (index // PER_ROW) + 14
+        dash = ' stroke-dasharray="4 2"' if index >= COLOURS else ""
+        colour = f"var(--s{index % COLOURS})"
+        yield f'<line x1="{x}" x2="{x + 22}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"{dash}/>'
+        yield f'<text x="{x + 28}" y="{y + 4}" font-size="12">{escape(label)}</text>'
+
+
+def _colours() -> str:
+    """Return the report's light colours, for a file that has no page around it."""
+    style = resources.files("boovae.report").joinpath("style.css").read_text(encoding="utf-8")
+    light = style[: style.index("@media")]
+    names = " ".join(re.findall(r"--(?:s\d|rule|card|ink): #[0-9a-f]+;", light))
+    return f"svg {{ {names} color: var(--ink); font-family: sans-serif; }} text {{ fill: currentColor; }}"
+
+
+def samples(measured: Measured, folder: Path) -> bytes | None:
+    """Lay the samples out as PNG: a row per method, a column per number of tasks seen; None if there are none."""
+    from PIL import Image
+
+    pictures: dict[tuple[str, int], Image.Image] = {}
+    for cell, summary in measured.cells:
+        for task in range(len(summary["tasks"])):
+            path = folder / cell.name / "samples" / f"task_{task:02d}.png"
+            if path.is_file():
+                pictures[cell.label, (task + 1) * cell.settings.classes_per_task] = _few(Image.open(path))
+    drawn = {label for label, _ in pictures}
+    return png(_laid_out(pictures, [label for label in measured.labels if label in drawn])) if pictures else None
+
+
+def _few(picture: Image) -> Image:
+    """Return the upper left of a grid of samples, smaller if it is large."""
+    side = 8  # a run draws 64 of them
+    box = (0, 0, picture.width * SAMPLES // side, picture.height * SAMPLES // side)
+    few = picture.convert("RGB").crop(box)
+    return few.reduce(2) if few.width > LARGE else few
+
+
+def _laid_out(pictures: dict[tuple[str, int], Image], labels: Sequence[str]) -> Image:
+    from PIL import Image as Picture
+    from PIL import ImageDraw, ImageFont
+
+    counts = sorted({seen for _, seen in pictures})
+    wide, high = (max(getattr(picture, side) for picture in pictures.values()) + GAP for side in ("width", "height"))
+    size = LABEL_WIDTH + wide * len(counts), LABEL_HEIGHT + high * len(labels)
+    whole = Picture.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(13)
+    draw.text((GAP, 4), "tasks seen", fill="black", font=font)
+    for column, seen in enumerate(counts):
+        draw.text((LABEL_WIDTH + column * wide, 4), str(seen), fill="black", font=font)
+    for row, label in enumerate(labels):
+        top = LABEL_HEIGHT + row * high
+        draw.text((GAP, top + high // 2 - 8), label, fill="black", font=font)
+        for column, seen in enumerate(counts):
+            if (label, seen) in pictures:
+                whole.paste(pictures[label, seen], (LABEL_WIDTH + column * wide, top))
+    return whole

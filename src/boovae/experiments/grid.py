@@ -1,0 +1,189 @@
+"""The cells of a bench: which runs it needs, what each is called, and what a finished one has left behind.
+
+A cell is a run. Its folder is named by a hash of its configuration, so that the same cell of two benches is one run.
+Beside the folder `NAME/` lie `NAME.json`, what the cell has measured, written once it is finished; `NAME.lock`, held by
+the process that works on it; and `NAME.log`, what that process had to say.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boovae
+from boovae.config import Settings, folder_name, from_mapping, resolve
+from boovae.errors import InputError, unknown_name
+from boovae.files import write_file
+
+#: Version of what lies in a folder of cells or results.
+FORMAT = 1
+#: After how many tasks `joint`, which starts afresh at every task, is trained.
+JOINT_TASKS = (2, 5, 10)
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a bench; `label` is the name of its column or line."""
+
+    label: str
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return folder_name(self.settings)
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return f"{self.settings.dataset} {self.label}" + (
+            f" at {self.tasks}" if self.settings.method == "joint" else ""
+        )
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks it has seen in the end; `joint` sees all of them at once, as classes of one."""
+        return (self.settings.tasks or 1) * self.settings.classes_per_task
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method of a bench: its label, its name, and settings that differ from the usual ones."""
+
+    label: str
+    method: str
+    changes: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """Read METHOD or NAME=METHOD:setting=value,setting=value.
+
+        >>> Variant.parse("wide=boo:components=40")
+        Variant(label='wide', method='boo', changes={'components': 40})
+        """
+        head, _, tail = text.partition(":")
+        label, named, method = head.partition("=")
+        changes = {}
+        for part in filter(None, tail.split(",")):
+            name, given, value = part.partition("=")
+            if not given:
+                raise InputError(f"--methods {text}: '{part}' is no setting; write NAME=METHOD:setting=value")
+            changes[name.strip().replace("-", "_")] = _value(value.strip())
+        if not label or (named and not method) or (changes and not named):
+            raise InputError(f"--methods {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
+        return cls(label, method or label, changes)
+
+
+def _value(text: str) -> Any:
+    """Read a value as TOML has it; a bare word is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def plan(
+    datasets: Sequence[str],
+    methods: Sequence[str],
+    given: Mapping[str, Any],
+    tasks: int,
+    config: Path | None = None,
+) -> list[Cell]:
+    """Return the cells of datasets x methods; every name and setting is checked before anything is trained.
+
+    `given` holds in every cell and wins over the file `config`. `joint` becomes a run for each number of tasks.
+    """
+    from boovae.data import DATASETS, PATH_FORMS
+    from boovae.methods import make_method
+
+    for dataset in datasets:
+        if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
+            raise unknown_name("dataset (--datasets)", dataset, [*DATASETS, *PATH_FORMS])
+    variants = [Variant.parse(text) for text in methods]
+    labels = [variant.label for variant in variants]
+    if len(set(labels)) < len(labels):
+        raise InputError(f"--methods names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value")
+    cells = [
+        cell
+        for dataset in datasets
+        for variant in variants
+        for cell in _cells(dataset, variant, {**given, "tasks": tasks}, config)
+    ]
+    for cell in cells:
+        make_method(cell.settings)  # refuses combinations that make no sense
+    return cells
+
+
+def _cells(dataset: str, variant: Variant, given: Mapping[str, Any], config: Path | None) -> Iterable[Cell]:
+    values = {**given, **variant.changes, "dataset": dataset, "method": variant.method}
+    if variant.method != "joint":
+        yield Cell(variant.label, schedule(values, config))
+        return
+    components = schedule(values, config).components
+    for tasks in sorted({count for count in JOINT_TASKS if count < given["tasks"]} | {given["tasks"]}):
+        together = {"classes_per_task": tasks, "tasks": 1, "prior": "vamp", "components": components * tasks}
+        yield Cell(variant.label, schedule({**values, **together}, config))
+
+
+def schedule(values: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """Return the settings of a cell: the paper's epochs and early stopping, but `distill` has its own recipe."""
+    ours = "distill" in str(values["method"]).split("+")
+    return resolve(values, config, None if ours else "paper")
+
+
+# --- what a finished cell has left ----------------------------------------------------------------------------------
+
+
+def open_folder(folder: Path, flag: str, kind: str) -> None:
+    """Make a folder for a bench; refuse one of another version or for something else."""
+    marker = folder / "bench.json"
+    mine = {"format": FORMAT, "boovae": boovae.__version__, "holds": kind}
+    if marker.exists():
+        found = _read_json(marker)
+        different = [f"{name} {found.get(name)} there, {value} here" for name, value in mine.items()]
+        different = [text for text, name in zip(different, mine, strict=True) if found.get(name) != mine[name]]
+        if different:
+            raise InputError(
+                f"{folder} ({flag}) was written by another version or another bench ({'; '.join(different)}): "
+                "choose another folder, or remove this one"
+            )
+        return
+    write_file(marker, json.dumps(mine).encode())
+
+
+def file_name(dataset: str) -> str:
+    """Return what the files of a dataset are called."""
+    return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in dataset)
+
+
+def summary_path(folder: Path, name: str) -> Path:
+    """Return where a finished cell's numbers lie; the file is there once the cell is finished."""
+    return folder / f"{name}.json"
+
+
+def read_summary(folder: Path, cell: Cell) -> Summary | None:
+    """Return what a finished cell has measured; None if it is not finished."""
+    path = summary_path(folder, cell.name)
+    if not path.exists():
+        return None
+    summary = _read_json(path)
+    made_with = from_mapping(summary["settings"])
+    if made_with != cell.settings:
+        raise InputError(f"{path} was made with other settings than its name says: remove it, and the cell runs again")
+    return summary
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}; remove it, and its cell runs again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is damaged: remove it, and its cell runs again")
+    return content

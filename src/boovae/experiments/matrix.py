@@ -1,0 +1,153 @@
+"""Running all cells of a bench: finished ones are skipped, lost ones run again, failed ones are told at the end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import Timeout
+
+from boovae.errors import RunError
+from boovae.experiments.executors import Executor, Handle
+from boovae.experiments.grid import Cell, read_summary
+from boovae.experiments.watch import Board
+from boovae.experiments.work import Job, lock_of
+
+#: Seconds between two looks at the running cells.
+LOOK = 0.2
+#: Seconds after which a cell that another process had is tried again.
+BUSY = 2.0
+#: How often a cell may lose its worker.
+LIVES = 3
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived."""
+
+
+@dataclass
+class Matrix:
+    """The cells of a bench on their way."""
+
+    cells: Sequence[Cell]
+    folder: Path
+    executor: Executor
+    job: Callable[[Cell], Job]
+    board: Board
+    failed: dict[str, str] = field(default_factory=dict)  # by the cell's title
+    _waiting: deque[Cell] = field(default_factory=deque)
+    _running: dict[Cell, Handle] = field(default_factory=dict)
+    _retry_at: dict[Cell, float] = field(default_factory=dict)
+    _lost: dict[Cell, int] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Run all cells that are not finished; stopping leaves every cell as a run that goes on next time."""
+        unique = {cell.name: cell for cell in self.cells}
+        self._waiting = deque(cell for cell in unique.values() if read_summary(self.folder, cell) is None)
+        skipped = len(unique) - len(self._waiting)
+        if skipped:
+            self.board.note(f"{skipped} of {len(unique)} cells are finished already")
+        self.board.begin(list(unique.values()), list(self._waiting))
+        try:
+            with _stoppable():
+                while self._waiting or self._running:
+                    self._hand_over()
+                    self._collect()
+                    self.board.show(list(self._running))
+                    time.sleep(LOOK)
+        except (KeyboardInterrupt, Stopped):
+            self._cancel()
+            raise RunError(f"stopped; everything is in {self.folder}: the same command continues it") from None
+        except BaseException:
+            self._cancel()
+            raise
+
+    def _hand_over(self) -> None:
+        """Fill the free slots with cells that no other process has."""
+        for _ in range(len(self._waiting)):
+            if len(self._running) >= self.executor.slots:
+                return
+            cell = self._waiting.popleft()
+            if self._retry_at.get(cell, 0.0) > time.monotonic():
+                self._waiting.append(cell)
+            elif read_summary(self.folder, cell) is not None:  # another bench has finished it
+                self.board.finished(cell)
+            else:
+                self._begin(cell)
+
+    def _begin(self, cell: Cell) -> None:
+        try:
+            if self._taken(cell):
+                self._later(cell)
+            else:
+                self._running[cell] = self.executor.submit(self.job(cell))
+        except OSError as error:
+            raise self._halted(cell, f"cannot begin: {error.strerror}") from error
+
+    def _halted(self, cell: Cell, error: str) -> RunError:
+        """Return the error for trouble that concerns all cells."""
+        return RunError(
+            f"{cell.title}: {error}. The finished cells in {self.folder} are intact: make room, then the same command "
+            "continues"
+        )
+
+    def _taken(self, cell: Cell) -> bool:
+        try:
+            with lock_of(self.folder, cell.name):
+                return False
+        except Timeout:
+            return True
+
+    def _later(self, cell: Cell) -> None:
+        if cell not in self._retry_at:
+            self.board.note(f"{cell.title}: another process works on it; waiting for it, the other cells go on")
+        self._retry_at[cell] = time.monotonic() + BUSY
+        self._waiting.append(cell)
+
+    def _collect(self) -> None:
+        for cell, handle in list(self._running.items()):
+            answer = handle.poll()
+            if answer is None:
+                continue
+            del self._running[cell]
+            state, error = answer["state"], answer["error"]
+            if state == "done":
+                self.board.finished(cell)
+            elif state == "busy":
+                self._later(cell)
+            elif state == "full":
+                raise self._halted(cell, error)
+            elif state == "lost" and self._lost.get(cell, 0) < LIVES:
+                self._lost[cell] = self._lost.get(cell, 0) + 1
+                self.board.note(f"{cell.title}: its worker was lost ({error}); it is run again")
+                self._waiting.appendleft(cell)
+            else:
+                self.failed[cell.title] = error
+                self.board.failed(cell, error)
+
+    def _cancel(self) -> None:
+        for handle in self._running.values():
+            handle.cancel()
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM end a bench as Ctrl-C does."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,73 @@
+"""The page of a bench: tables beside the paper's, curves, panels and samples in one self-contained HTML file."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from boovae.experiments.tables import Table
+from boovae.report.charts import COLOURS
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Charts with a title and a word on how to read them."""
+
+    title: str
+    how: str
+    charts: Sequence[Markup]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What the page says of a dataset."""
+
+    title: str
+    legend: Sequence[str]
+    tables: Sequence[Table]
+    figures: Sequence[Panels]
+    samples: bytes | None
+    made_with: Mapping[str, str]
+
+    @property
+    def swatches(self) -> list[tuple[str, int, bool]]:
+        """Label, colour, and whether its line is dashed."""
+        return [(label, index % COLOURS, index >= COLOURS) for index, label in enumerate(self.legend)]
+
+    @property
+    def picture(self) -> str:
+        """The samples, as a page holds them."""
+        return "data:image/png;base64," + base64.b64encode(self.samples or b"").decode("ascii")
+
+
+def render(
+    title: str,
+    chapters: Sequence[Chapter],
+    findings: Mapping[str, str],
+    differences: Sequence[tuple[object, ...]],
+    missing: Sequence[str],
+) -> bytes:
+    """Return the page."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = resources.files("boovae.experiments").joinpath("page.html").read_text(encoding="utf-8")
+    style = resources.files("boovae.report").joinpath("style.css").read_text(encoding="utf-8")
+    page = environment.from_string(template).render(
+        title=title,
+        style=Markup(style),
+        chapters=chapters,
+        findings=findings,
+        differences=differences,
+        missing=missing,
+    )
+    return page.encode("utf-8", errors="replace")

@@ -1,0 +1,75 @@
+"""`boovae bench paper`: the paper's NLL and diversity tables, its curves and its samples, measured with our code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from boovae.experiments import grid
+from boovae.experiments.figures import PER_TASK, curves, panels, samples, sheet
+from boovae.experiments.findings import DIFFERENCES, differences, differences_markdown, findings
+from boovae.experiments.measured import Measured
+from boovae.experiments.page import Chapter, Panels, render
+from boovae.experiments.paper import DATASET_NAMES, DATASETS, METHODS
+from boovae.experiments.request import Request
+from boovae.experiments.tables import HEAD, as_csv, table
+from boovae.files import write_file
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["DATASETS", "METHODS", "plan", "write"]
+
+HOW = "The band is one standard deviation over the seeds; lower is better."
+HOW_PANELS = {
+    "nll": "One panel per task, from the moment it was learned: a line that rises is forgetting.",
+    "diversity": "One panel per class: above 0 it is drawn too seldom, below 0 too often.",
+}
+
+
+def plan(request: Request) -> list[grid.Cell]:
+    """Return the cells of datasets x methods."""
+    return grid.plan(request.datasets, request.methods, request.given, request.tasks, request.config)
+
+
+def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:
+    """Write every number, the tables beside the paper's, the figures and the page; return what they say in short."""
+    folder = request.results
+    for metric in request.metrics:
+        tables = [table(each, metric) for each in measured]
+        write_file(folder / f"{metric}.csv", as_csv(HEAD, (record for each in tables for record in each.records())))
+        note = "Ours / the paper's: mean (standard deviation) over seeds; the better one is bold.\n\n"
+        write_file(folder / f"{metric}.md", (note + "\n".join(each.markdown() for each in tables)).encode())
+    compared = list(differences(measured, request.metrics))
+    write_file(folder / "differences.csv", as_csv(DIFFERENCES, iter(compared)))
+    write_file(folder / "differences.md", differences_markdown(compared).encode())
+    found = findings(measured, request.metrics)
+    chapters = [_chapter(request, each) for each in measured]
+    write_file(folder / "report.html", render("The paper's tables, measured", chapters, found, compared, missing))
+    write_file(folder / "findings.json", (json.dumps(found, indent=1) + "\n").encode())
+    return found
+
+
+def _chapter(request: Request, measured: Measured) -> Chapter:
+    """Write the files of one dataset and return what the page says of it."""
+    stem = grid.file_name(measured.dataset)
+    measured.write_csv(request.results / f"{stem}.csv", request.command)
+    over_tasks = [drawn for metric in request.metrics for drawn in curves(measured, metric)]
+    figures = [Panels("As tasks arrive", HOW, over_tasks)]
+    _save(request, f"{stem}_curves.svg", over_tasks, measured.labels, 2)
+    for metric in filter(PER_TASK.__contains__, request.metrics):
+        drawn = panels(measured, metric)
+        figures.append(Panels(f"Task by task: {PER_TASK[metric][1]}", HOW_PANELS[metric], drawn))
+        _save(request, f"{stem}_{metric}_per_task.svg", drawn, measured.labels, 5)
+    picture = samples(measured, request.cells)
+    if picture is not None:
+        write_file(request.results / f"{stem}_samples.png", picture)
+    title = DATASET_NAMES.get(measured.dataset, measured.dataset)
+    tables = [table(measured, metric) for metric in request.metrics]
+    return Chapter(title, measured.labels, tables, figures, picture, measured.made_with(request.command))
+
+
+def _save(request: Request, name: str, charts: Sequence[Markup], legend: Sequence[str], columns: int) -> None:
+    if charts:
+        write_file(request.results / name, sheet(charts, legend, min(columns, len(charts))))

@@ -1,0 +1,123 @@
+"""The paper's tables, tasks down and methods across, with our number and the paper's in each cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from boovae.experiments.measured import Measured
+from boovae.experiments.paper import DATASET_NAMES, DECIMALS, Printed, numbers
+from boovae.experiments.statistics import Spread
+
+TITLES = {"nll": "NLL", "diversity": "Diversity", "frechet": "Fréchet distance"}
+#: What a metric is called in the CSV files, if not by its own name.
+COLUMN = {"frechet": "frechet_classifier"}
+Better = Literal["ours", "paper", "same", ""]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell of a table: what we measured, what the paper prints, and who is better (lower)."""
+
+    ours: Spread | None
+    paper: Printed | None
+    decimals: int
+
+    @property
+    def better(self) -> Better:
+        """Whose mean is lower, at the decimals the paper prints."""
+        if self.ours is None or self.paper is None:
+            return ""
+        difference = round(self.ours.mean, self.decimals) - self.paper.mean
+        if abs(difference) < 0.5 * 10**-self.decimals:
+            return "same"
+        return "ours" if difference < 0 else "paper"
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Our number and the paper's, as the paper prints them: mean (standard deviation); empty without one."""
+        return _printed(self.ours, self.decimals), _printed(self.paper, self.decimals)
+
+    @property
+    def markdown(self) -> str:
+        """Both numbers, the better one bold."""
+        ours, paper = self.texts
+        if self.better in ("ours", "same"):
+            ours = f"**{ours}**"
+        if self.better in ("paper", "same"):
+            paper = f"**{paper}**"
+        return " / ".join(filter(None, (ours or "–", paper))) if ours or paper else ""
+
+
+def _printed(value: Spread | Printed | None, decimals: int) -> str:
+    if value is None:
+        return ""
+    deviation = f" ({value.std:.{decimals}f})" if math.isfinite(value.std) else ""
+    return f"{value.mean:.{decimals}f}{deviation}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A metric of a dataset: rows are numbers of tasks seen, columns are methods."""
+
+    dataset: str
+    metric: str
+    methods: Sequence[str]
+    rows: Sequence[tuple[int, Sequence[Entry]]]
+
+    @property
+    def title(self) -> str:
+        """Metric and dataset, as the paper calls it."""
+        return f"{TITLES[self.metric]} on {DATASET_NAMES.get(self.dataset, self.dataset)}"
+
+    @property
+    def compared(self) -> bool:
+        """Whether the paper has numbers for it."""
+        return any(entry.paper for _, entries in self.rows for entry in entries)
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        lines = [f"## {self.title}", "", "| tasks | " + " | ".join(self.methods) + " |"]
+        lines.append("|" + "---|" * (len(self.methods) + 1))
+        lines += [f"| {seen} | " + " | ".join(entry.markdown for entry in row) + " |" for seen, row in self.rows]
+        return "\n".join(lines) + "\n"
+
+    def records(self) -> Iterator[tuple[object, ...]]:
+        """Yield one record per cell, for a CSV."""
+        for seen, row in self.rows:
+            for method, entry in zip(self.methods, row, strict=True):
+                ours = (
+                    (f"{entry.ours.mean:.6g}", f"{entry.ours.std:.6g}", entry.ours.seeds) if entry.ours else ("",) * 3
+                )
+                paper = (entry.paper.mean, entry.paper.std) if entry.paper else ("", "")
+                if entry.ours or entry.paper:
+                    yield self.dataset, method, seen, *ours, *paper, entry.better
+
+
+HEAD = ("dataset", "method", "tasks_seen", "mean", "std", "seeds", "paper_mean", "paper_std", "better")
+
+
+def table(measured: Measured, metric: str) -> Table:
+    """Return a metric's table; diversity says nothing of one class, so rows begin with two tasks, as in the paper."""
+    printed = numbers(metric)
+
+    def entry(method: str, seen: int) -> Entry:
+        found = measured.spread(method, seen, COLUMN.get(metric, metric))
+        return Entry(found, printed.get((measured.dataset, method, seen)), DECIMALS[metric])
+
+    counts = range(min(2, measured.tasks), measured.tasks + 1)
+    rows = [(seen, [entry(method, seen) for method in measured.labels]) for seen in counts]
+    return Table(measured.dataset, metric, measured.labels, rows)
+
+
+def as_csv(head: Sequence[str], records: Iterator[tuple[object, ...]]) -> bytes:
+    """Return records as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(records)
+    return text.getvalue().encode()

@@ -1,0 +1,151 @@
+"""The work on one cell: `work(job)` runs it in its folder, wherever this process is.
+
+A job and its answer are plain dictionaries, so that any executor can carry them. Whoever holds the cell's lock works on
+it; a run that was stopped goes on; a finished cell is left alone. `python -m boovae.experiments.work JOB` does the same
+for a job given as JSON and prints the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import sys
+import tomllib
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from filelock import FileLock, Timeout
+
+from boovae.config import Settings, from_mapping, to_toml
+from boovae.errors import BoovaeError
+from boovae.experiments.grid import FORMAT, Cell, Summary, read_summary, summary_path
+from boovae.files import write_file
+
+Compile = Literal["auto", "on", "off"]
+
+
+class Job(TypedDict):
+    """What a worker has to know: the cell's settings as TOML, the folder of all cells, and how to compute."""
+
+    name: str
+    label: str
+    config: str
+    folder: str
+    data_dir: str | None
+    device: str
+    compile: Compile
+    command: str
+
+
+class Answer(TypedDict):
+    """How the work ended.
+
+    `state` is done; busy (another process works on the cell); lost (the worker had to go: the cell can be run again);
+    full (no space left); or failed.
+    """
+
+    state: Literal["done", "busy", "lost", "full", "failed"]
+    error: str
+
+
+def make_job(cell: Cell, folder: Path, *, data_dir: Path | None, device: str, compile: Compile, command: str) -> Job:
+    """Return the job of a cell; its paths hold from anywhere on this machine or on a shared disk."""
+    return {
+        "name": cell.name,
+        "label": cell.label,
+        "config": to_toml(cell.settings),
+        "folder": str(folder.resolve()),
+        "data_dir": None if data_dir is None else str(data_dir.resolve()),
+        "device": device,
+        "compile": compile,
+        "command": command,
+    }
+
+
+def lock_of(folder: Path, name: str) -> FileLock:
+    """Return the lock of a cell; it goes with the process that holds it, however that ends."""
+    return FileLock(folder / f"{name}.lock", timeout=0)
+
+
+def work(job: Job) -> Answer:
+    """Run a cell to its end, unless another process does; whatever goes wrong is told, not raised."""
+    folder = Path(job["folder"])
+    cell = Cell(job["label"], from_mapping(tomllib.loads(job["config"])))
+    try:
+        with lock_of(folder, cell.name), _logged(folder / f"{cell.name}.log"):
+            return _run(job, cell, folder)
+    except Timeout:
+        return {"state": "busy", "error": ""}
+    except Exception as error:  # a worker's trouble is its answer: one bad cell must not stop the others
+        return _trouble(error)
+
+
+def _run(job: Job, cell: Cell, folder: Path) -> Answer:
+    from boovae.progress import Lines
+    from boovae.recall import load_data
+    from boovae.run import train
+
+    try:
+        if read_summary(folder, cell) is None:
+            data = load_data(cell.settings, Path(job["data_dir"]) if job["data_dir"] else None)
+            run = folder / cell.name
+            options: dict[str, Any] = {"device": job["device"], "compile": job["compile"], "command": job["command"]}
+            train(cell.settings, data, run, display=Lines(), **options)
+            summary = json.dumps(summarise(run, cell.settings))
+            write_file(summary_path(folder, cell.name), summary.encode())
+        return {"state": "done", "error": ""}
+    except Exception:
+        traceback.print_exc()  # into the log
+        raise
+
+
+def summarise(run: Path, settings: Settings) -> Summary:
+    """Return what a finished run folder says that tables and figures need: without its curves, and small."""
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    timing = [json.loads(line) for line in (run / "timing.jsonl").read_text(encoding="utf-8").splitlines()]
+    latest = {time["task"]: time for time in timing}  # an evaluation that was cut off is timed again
+    head = next(event for event in events if event["event"] == "run")
+    return {
+        "format": FORMAT,
+        "settings": asdict(settings),
+        "environment": json.loads((run / "environment.json").read_text(encoding="utf-8")),
+        "seeds": head["seeds"],
+        "tasks": head["tasks"],
+        "evaluations": [event for event in events if event["event"] == "evaluation"],
+        "divergences": [event for event in events if event["event"] == "divergence"],
+        "kept": {
+            event["task"]: event["kept"] for event in events if event["event"] == "components" and "kept" in event
+        },
+        "seconds": {key: sum(time[f"{key}_seconds"] for time in latest.values()) for key in ("train", "evaluate")},
+    }
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Let everything that is said about a cell go to its log."""
+    with path.open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
+        yield
+
+
+def _trouble(error: BaseException) -> Answer:
+    """Say what went wrong: a full disk concerns all cells, a worker that was told to stop concerns none."""
+    from boovae.training.trainer import Interrupted
+
+    causes, cause = [error], error.__cause__ or error.__context__
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
+    if any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in causes):
+        return {"state": "full", "error": text}
+    if any(isinstance(cause, Interrupted) for cause in causes):
+        return {"state": "lost", "error": text}
+    return {"state": "failed", "error": text}
+
+
+if __name__ == "__main__":
+    print(json.dumps(work(json.loads(sys.argv[1]))), flush=True)

@@ -1,0 +1,93 @@
+"""What the tests of the bench share: cells that take a moment, and summaries that nobody trained for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from boovae.config import resolve
+from boovae.experiments.executors import Handle
+from boovae.experiments.grid import FORMAT, Cell, Summary
+from boovae.experiments.work import Answer, Job, work
+from conftest import TINY
+
+GIVEN = {name: value for name, value in TINY.items() if name not in ("method", "tasks")}
+
+
+class Inline:
+    """An executor that does every job at once, in this process; `before` may change or refuse it."""
+
+    def __init__(self, before: Callable[[Job], Answer | None] = lambda job: None, slots: int = 1) -> None:
+        self.slots = slots
+        self.before = before
+        self.done: list[str] = []
+
+    def submit(self, job: Job) -> Handle:
+        self.done.append(job["label"])
+        return _Answered(self.before(job) or work(job))
+
+    def close(self) -> None:
+        pass
+
+
+class _Answered:
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def poll(self) -> Answer:
+        return self.answer
+
+    def cancel(self) -> None:
+        pass
+
+
+def job_of(cell: Cell, folder: Path) -> Job:
+    from boovae.experiments.work import make_job
+
+    return make_job(cell, folder, data_dir=None, device="cpu", compile="off", command="boovae bench")
+
+
+def made_up(cell: Cell, nll: Callable[[int, int], float], shares: Callable[[int], list[float]]) -> Summary:
+    """Return the summary of a cell: `nll(seen, seed)` and the `shares(seen)` of the classes are given."""
+    settings = cell.settings
+    counts = range(1, (settings.tasks or 1) + 1)
+    return {
+        "format": FORMAT,
+        "settings": asdict(settings),
+        "environment": {"boovae": "0", "python": "3", "torch": "2", "device": "none", "commit": "abc"},
+        "seeds": list(settings.seeds),
+        "tasks": [str(task) for task in range(settings.tasks or 1)],
+        "evaluations": [_evaluation(cell, seen, nll, shares) for seen in counts],
+        "divergences": [],
+        "kept": {task: [15, 14] for task in range(settings.tasks or 1)},
+        "seconds": {"train": 2.0, "evaluate": 1.0},
+    }
+
+
+def _evaluation(
+    cell: Cell, seen: int, nll: Callable[[int, int], float], shares: Callable[[int], list[float]]
+) -> dict[str, Any]:
+    import math
+
+    together, seeds = cell.settings.classes_per_task, cell.settings.seeds
+    found = [nll(seen * together, seed) for seed in seeds]
+    share = shares(seen * together)
+    entropy = -sum(p * math.log(p) for p in share if p)
+    zeros = [[0.0] * len(seeds)] * seen
+    return {
+        "event": "evaluation",
+        "task": seen - 1,
+        "seen": seen,
+        "nll": {"pooled": found, "per_task": [found] * seen, "own": [found] * seen, "effective_samples": zeros},
+        "diversity": {"table": [math.log(len(share)) - entropy] * len(seeds), "proportions": [share] * len(seeds)}
+        | {"samples": 1000},
+        "forgetting": {"own": zeros},
+        "ledger": {"memory_bytes": 7},
+    }
+
+
+def paper_cell(dataset: str, method: str, **changes: Any) -> Cell:
+    values = {"dataset": dataset, "method": method, "tasks": 10, "replicas": 2, **changes}
+    return Cell(method, resolve(values, preset="paper"))

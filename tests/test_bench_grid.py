@@ -1,0 +1,115 @@
+"""The plan of a bench: which runs it needs, what they are called, and what is refused before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench_parts import GIVEN
+from boovae.cli import main
+from boovae.config import Settings, folder_name, resolve
+from boovae.errors import InputError
+from boovae.experiments import grid
+from boovae.experiments.grid import Cell, Variant, open_folder, plan, read_summary
+from boovae.experiments.paper import METHODS
+from boovae.recall import load_data
+
+
+def test_a_folder_is_named_by_what_decides_its_numbers() -> None:
+    names = {folder_name(resolve({"dataset": "digits", "epochs": epochs})) for epochs in (3, 4)}
+    assert len(names) == 2
+    explicit = dataclasses.asdict(resolve({"dataset": "digits"}))
+    assert folder_name(Settings(**explicit)) == folder_name(resolve({"dataset": "digits"}))
+    assert folder_name(resolve({"dataset": "folder:/a b/c"})).startswith("folder--a-b-c-boo+distill-")
+
+
+def test_compared_methods_have_the_papers_schedule_and_our_default_its_own() -> None:
+    cells = {cell.label: cell.settings for cell in plan(["mnist"], ["ewc", "boo", "boo+distill"], {}, 10)}
+    for label in ("ewc", "boo"):
+        assert (cells[label].schedule, cells[label].epochs, cells[label].early_stop) == ("plateau", 500, 50)
+    assert cells["boo"].boo_objective == "literal"
+    assert cells["boo+distill"] == resolve({"dataset": "mnist", "tasks": 10})
+
+
+def test_the_tuned_strengths_hold_in_the_bench() -> None:
+    (cell,) = plan(["digits"], ["vcl"], {}, 10)
+    assert cell.settings.vcl_weight == resolve({"dataset": "digits", "method": "vcl"}).vcl_weight == 0.1
+
+
+def test_joint_is_trained_once_for_each_number_of_tasks_on_the_images_of_them_all() -> None:
+    cells = plan(["digits"], ["joint"], {"limit": 20}, 10)
+    assert [cell.tasks for cell in cells] == [2, 5, 10]
+    assert [cell.settings.components for cell in cells] == [30, 75, 150]
+    one_by_one = load_data(resolve({"dataset": "digits", "limit": 20}))
+    for cell in cells:
+        (together,) = load_data(cell.settings)[:1]
+        apart = torch.cat([task.train.images for task in one_by_one[: cell.tasks]])
+        assert sorted(together.train.images.sum(1).tolist()) == sorted(apart.sum(1).tolist())
+        assert len(together.classes) == cell.tasks
+    assert [cell.tasks for cell in plan(["digits"], ["joint"], {}, 3)] == [2, 3]
+
+
+def test_all_methods_of_the_bench_make_sense_on_all_its_datasets() -> None:
+    cells = plan(["mnist", "notmnist", "fashion_mnist"], METHODS, {"replicas": 5}, 10)
+    assert len(cells) == 3 * (13 + 3) == len({cell.name for cell in cells})
+
+
+def test_a_variant_is_a_method_with_other_settings() -> None:
+    (cell,) = plan(["digits"], ["wide=boo:components=40,boo-start=mean"], GIVEN, 2)
+    assert (cell.label, cell.settings.method) == ("wide", "boo")
+    assert (cell.settings.components, cell.settings.boo_start) == (40, "mean")
+    assert Variant.parse("boo+vcl") == Variant("boo+vcl", "boo+vcl", {})
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["papre"], "did you mean 'paper'"),
+        (["paper", "--datasets", "mnits"], "did you mean 'mnist'"),
+        (["paper", "--methods", "bo"], "did you mean 'boo'"),
+        (["paper", "--methods", "boo", "boo"], "twice"),
+        (["paper", "--methods", "x=boo:component=3"], "did you mean 'components'"),
+        (["paper", "--methods", "boo:components=3"], "a name of its own"),
+        (["paper", "--methods", "x=boo:components"], "is no setting"),
+        (["paper", "--methods", "joint+ewc"], "joint keeps everything"),
+        (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
+        (["paper", "--tasks", "0"], "--tasks"),
+        (["paper", "--replicas", "-1"], "--replicas"),
+        (["paper", "--workers", "0"], "--workers"),
+        (["paper", "--config", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(
+    words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["bench", *words, "--out", str(tmp_path / "cells"), "--results", str(tmp_path / "results")])
+    assert left.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert not list(tmp_path.glob("cells/*-*"))
+
+
+def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_folder(tmp_path, "--out", "cells")
+    open_folder(tmp_path, "--out", "cells")
+    with pytest.raises(InputError, match="holds cells there, paper here"):
+        open_folder(tmp_path, "--results", "paper")
+    monkeypatch.setattr(grid, "FORMAT", 2)
+    with pytest.raises(InputError, match="format 1 there, 2 here"):
+        open_folder(tmp_path, "--out", "cells")
+    (tmp_path / "bench.json").write_text("[")
+    with pytest.raises(InputError, match="cannot read"):
+        open_folder(tmp_path, "--out", "cells")
+
+
+def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:
+    (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
+    assert read_summary(tmp_path, cell) is None
+    other = dataclasses.asdict(dataclasses.replace(cell.settings, epochs=99))
+    (tmp_path / f"{cell.name}.json").write_text(json.dumps({"settings": other}))
+    with pytest.raises(InputError, match="other settings"):
+        read_summary(tmp_path, Cell("ewc", cell.settings))

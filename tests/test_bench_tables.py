@@ -1,0 +1,211 @@
+"""Numbers beside the paper's: tables, differences by seed, findings, figures and the page, from made-up runs."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import statistics
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bench_parts import made_up, paper_cell
+from boovae.experiments import components, coreset_size, paper_bench
+from boovae.experiments.findings import differences, findings
+from boovae.experiments.grid import Cell, plan
+from boovae.experiments.measured import Measured
+from boovae.experiments.paper import METHOD_NAMES, Printed, numbers
+from boovae.experiments.request import Request
+from boovae.experiments.statistics import Spread, paired, spread
+from boovae.experiments.tables import Entry, table
+from boovae.report import save_grid
+
+
+def even(seen: int) -> list[float]:
+    return [1 / seen] * seen
+
+
+def request(folder: Path, study: str = "paper") -> Request:
+    lists = {"datasets": ("mnist",), "methods": ("boo",), "tasks": 10, "given": {"replicas": 2}}
+    return Request(study=study, cells=folder / "cells", results=folder / "results", command="boovae bench", **lists)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def measured() -> Measured:
+    """On MNIST, `boo` one nat better than the paper's and `ewc` one worse; `joint` has perfect samples."""
+    printed = numbers("nll")
+    found = Measured("mnist")
+    for method, shift in (("ewc", 1.0), ("boo", -1.0)):
+
+        def nll(seen: int, seed: int, method: str = method, shift: float = shift) -> float:
+            return printed["mnist", method, max(seen, 2)].mean + shift + 0.1 * seed
+
+        cell = paper_cell("mnist", method)
+        found.add(cell, made_up(cell, nll, even))
+    for cell in plan(["mnist"], ["joint"], {"replicas": 2}, 10):
+        found.add(cell, made_up(cell, lambda seen, seed: 80.0 + seen, even))
+    return found
+
+
+def test_the_papers_tables_are_whole() -> None:
+    assert len(numbers("nll")) == 243
+    assert len(numbers("diversity")) == 189
+    assert numbers("nll")["mnist", "boo", 10].mean == pytest.approx(124.5, abs=5)
+    assert {method for _, method, _ in numbers("nll")} == set(METHOD_NAMES)
+    assert numbers("frechet") == {}
+
+
+@pytest.mark.parametrize(
+    ("ours", "paper", "decimals", "better"),
+    [(95.96, 96.1, 1, "ours"), (96.14, 96.1, 1, "same"), (96.16, 96.1, 1, "paper"), (0.004, 0.0, 2, "same")],
+)
+def test_the_lower_mean_is_better_at_the_decimals_the_paper_prints(
+    ours: float, paper: float, decimals: int, better: str
+) -> None:
+    assert Entry(Spread(ours, 0.1, 5), Printed(paper, 0.9), decimals).better == better
+
+
+def test_a_table_has_the_papers_layout_with_both_numbers(measured: Measured) -> None:
+    found = table(measured, "nll")
+    assert [seen for seen, _ in found.rows] == list(range(2, 11))
+    text = found.markdown()
+    assert "| tasks | ewc | boo | joint |" in text
+    theirs = numbers("nll")["mnist", "boo", 2]
+    assert f"**{theirs.mean - 0.95:.1f} (0.1)** / {theirs.mean:.1f} ({theirs.std:.1f}) | 82.0 (0.0) |" in text
+    assert not re.search(r"\| 3 \|.* 8\d\.0 \(0\.0\) \|", text), "joint was not trained for three tasks"
+    records = {(record[1], record[2]): record for record in found.records()}
+    assert (records["boo", 10][-1], records["ewc", 10][-1], records["joint", 10][-1]) == ("ours", "paper", "")
+
+
+def test_findings_count_cells_against_the_paper(measured: Measured) -> None:
+    found = findings([measured], ("nll", "diversity"))
+    assert found["boo: NLL at or better than the paper's"] == "9 of 9 cells"
+    assert found["ewc: NLL at or better than the paper's"] == "0 of 9 cells"
+    assert found["boo: Diversity at or better than the paper's"] == "9 of 9 cells"
+
+
+def test_a_diversity_near_the_joint_models_counts_and_a_far_one_does_not() -> None:
+    for tilt, reached in ((0.08, "3 of 3 cells"), (0.2, "0 of 3 cells")):
+        found = Measured("mnist")
+        cell = Cell("boo", paper_cell("mnist", "boo", tasks=4).settings)
+
+        def tilted(seen: int, tilt: float = tilt) -> list[float]:
+            share = even(seen)
+            return [share[0] + tilt, *share[1:-1], share[-1] - tilt] if seen > 1 else share
+
+        found.add(cell, made_up(cell, lambda seen, seed: 1.0, tilted))
+        for seen in (2, 3, 4):  # the joint model draws unevenly, too
+            joint = Cell("joint", paper_cell("mnist", "joint", tasks=1, classes_per_task=seen).settings)
+            found.add(joint, made_up(joint, lambda seen, seed: 1.0, lambda seen: tilted(seen, 0.08)))
+        assert findings([found], ("diversity",))["boo: Diversity at or better than the paper's"] == reached
+
+
+def test_our_default_is_held_against_every_number_of_the_paper() -> None:
+    found = Measured("mnist")
+    cell = paper_cell("mnist", "boo+distill")
+    found.add(cell, made_up(cell, lambda seen, seed: 100.0, even))
+    printed = {key: value.mean for key, value in numbers("nll").items() if key[0] == "mnist"}
+    single = [value for (_, method, _), value in printed.items() if not method.startswith("multihead")]
+    expected = f"{sum(value > 100 for value in single)} of 63 cells"
+    assert findings([found], ("nll",))["boo+distill: NLL better than each of the paper's with one network"] == expected
+
+
+def test_spread_is_the_sample_deviation() -> None:
+    values = [3.0, 4.5, 7.25]
+    found = spread(values)
+    assert found.mean == pytest.approx(statistics.fmean(values))
+    assert found.std == pytest.approx(statistics.stdev(values))
+    assert math.isnan(spread([1.0]).std)
+
+
+def test_paired_differences_agree_with_scipys_bootstrap() -> None:
+    random = np.random.default_rng(1)
+    theirs = dict(enumerate(random.normal(100, 5, 12)))
+    ours = {seed: value - 2 + random.normal(0, 0.5) for seed, value in theirs.items()}
+    found = paired(ours, {**theirs, 99: 0.0})
+    assert found is not None
+    gaps = np.array([ours[seed] - theirs[seed] for seed in ours])
+    truth = stats.bootstrap((gaps,), np.mean, method="percentile", n_resamples=9999, rng=random).confidence_interval
+    assert found.mean == pytest.approx(gaps.mean())
+    assert (found.low, found.high) == pytest.approx((truth.low, truth.high), abs=0.05)
+    assert found.seeds == 12
+    assert paired(ours, {99: 0.0}) is None
+
+
+def test_differences_are_taken_seed_by_seed(measured: Measured) -> None:
+    rows = {(row[1], row[3], row[4]): row for row in differences([measured], ("nll",))}
+    ewc, boo = (numbers("nll")["mnist", method, 10].mean for method in ("ewc", "boo"))
+    assert float(str(rows["nll", "boo", "ewc"][5])) == pytest.approx(boo - ewc - 2, rel=1e-3)
+    assert rows["nll", "boo", "joint"][-1] == 2
+
+
+def test_terms_of_the_classes_add_up_to_the_divergence_from_uniform() -> None:
+    shares = [0.5, 0.3, 0.2]
+    cell = paper_cell("mnist", "boo", tasks=3)
+    found = Measured("mnist")
+    found.add(cell, made_up(cell, lambda seen, seed: 1.0, lambda seen: shares[:seen]))
+    terms = [found.seeds("boo", 3, "diversity_term", place)[0] for place in range(3)]
+    assert sum(terms) == pytest.approx(stats.entropy([1 / 3] * 3, shares))
+    assert terms[0] < 0 < terms[2]
+
+
+def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured, tmp_path: Path) -> None:
+    asked = request(tmp_path)
+    for cell, summary in measured.cells:
+        for task in range(len(summary["tasks"])):
+            path = asked.cells / cell.name / "samples" / f"task_{task:02d}.png"
+            save_grid(path, np.random.default_rng(task).random((64, 64)), (8, 8))
+    paper_bench.write(asked, [measured], missing=["mnist vcl"])
+    text = (asked.results / "mnist.csv").read_text()
+    for line in ("# command: boovae bench", "# commit: abc", "# device: none", "# seeds: 0 1"):
+        assert line in text
+    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    pooled = [row for row in rows if row["metric"] == "nll" and not row["task"]]
+    assert len(pooled) == 2 * (10 + 10 + 3)
+    assert {row["tasks_seen"] for row in pooled if row["method"] == "joint"} == {"2", "5", "10"}
+    page = (asked.results / "report.html").read_text()
+    for words in ("NLL on MNIST", "Diversity on MNIST", "9 of 9 cells", "mnist vcl", "data:image/png;base64,", "<svg"):
+        assert words in page
+    ids = re.findall(r'<(?:clipPath|path|defs) id="([^"]+)"', page)
+    assert len(ids) == len(set(ids)), "two charts of a page may not share ids"
+    for name in ("mnist_curves.svg", "mnist_nll_per_task.svg", "mnist_diversity_per_task.svg"):
+        drawing = ElementTree.parse(asked.results / name).getroot()
+        assert "ewc" in "".join(drawing.itertext())
+    assert (asked.results / "mnist_samples.png").stat().st_size > 1000
+
+
+def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -> None:
+    asked = request(tmp_path, "coreset-size")
+    found = Measured("mnist")
+    for cell in coreset_size.plan(asked):
+        size = cell.settings.coreset_images if cell.settings.method == "coreset" else 150
+        found.add(cell, made_up(cell, lambda seen, seed, size=size: 100 - size / 100, even))  # type: ignore[misc]
+    assert len(found.cells) == 6
+    answers = coreset_size.write(asked, [found], [])
+    assert answers["mnist: coreset below boo in NLL"] == "from 200 images per task"
+    assert answers["mnist: coreset below boo in Diversity"] == "at no size tried"
+    rows = list(csv.DictReader((asked.results / "coreset-size.csv").open()))
+    assert [row["at"] for row in rows if row["metric"] == "nll"] == ["15", "50", "100", "200", "500", ""]
+    assert ElementTree.parse(asked.results / "mnist.svg").getroot() is not None
+    assert "Size of the coreset" in (asked.results / "report.html").read_text()
+
+
+def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: Path) -> None:
+    asked = request(tmp_path, "components")
+    cells = components.plan(asked)
+    assert {(cell.settings.components, cell.settings.boo_prune) for cell in cells} == {
+        (count, prune) for count in (5, 15, 40, 80) for prune in (0.0, 1e-3)
+    }
+    found = Measured("mnist")
+    for cell in cells:
+        distance = abs(cell.settings.components - 40)
+        found.add(cell, made_up(cell, lambda seen, seed, distance=distance: 90.0 + distance, even))  # type: ignore[misc]
+    answers = components.write(asked, [found], [])
+    assert answers["mnist: boo, best NLL"] == "with 40 components per task"
+    rows = list(csv.DictReader((asked.results / "components.csv").open()))
+    assert {row["metric"] for row in rows} == {"nll", "diversity", "kept", "seconds"}
+    assert {row["mean"] for row in rows if row["metric"] == "kept"} == {"14.5"}
