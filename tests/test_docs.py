@@ -46,7 +46,9 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyte
             del METHODS[name]
 
 
-@pytest.mark.parametrize(("page", "words"), [pytest.param(*case, id=f"{case[0]}: {shlex.join(case[1])}") for case in commands()])
+@pytest.mark.parametrize(
+    ("page", "words"), [pytest.param(*case, id=f"{case[0]}: {shlex.join(case[1])}") for case in commands()]
+)
 def test_a_command_of_a_page_is_understood(page: str, words: list[str]) -> None:
     assert words[0] in VERBS
     parsed(words[0], words[1:])

@@ -238,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         if words[0] not in VERBS:
             raise unknown_name("command", words[0], VERBS)
-        kind, function = VERBS[words[0]]
-        function(_parsed(kind, words[0], words[1:]))
+        function = VERBS[words[0]][1]
+        function(parsed(words[0], words[1:]))
     except RunError as error:
         print(f"boovae: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -254,9 +254,9 @@ def _print_help() -> None:
         print(f"  {verb:10} {kind.__doc__}")
 
 
-def _parsed(kind: Any, verb: str, words: list[str]) -> Any:
-    """Parse the words after a verb; defaults of settings come from the file, the preset and the recipes."""
-    default = None
+def parsed(verb: str, words: list[str]) -> Any:
+    """Return what the words after a verb say; defaults of settings come from the file, the preset and the recipes."""
+    kind, default = VERBS[verb][0], None
     if kind is Tune and words and not words[0].startswith("-"):
         words = ["--method", *words]  # boovae tune METHOD
     if issubclass(kind, Settings):
@@ -270,7 +270,7 @@ def _parsed(kind: Any, verb: str, words: list[str]) -> Any:
 def _value_of(name: str, words: list[str]) -> str | None:
     """Return the last value given for a flag, as `--flag value` or `--flag=value`."""
     value = None
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip(words, [*words[1:], None], strict=False):
         if word == name:
             value = following
         elif word.startswith(f"{name}="):

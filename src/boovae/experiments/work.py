@@ -133,7 +133,7 @@ def _logged(path: Path) -> Iterator[None]:
 
 def _trouble(error: BaseException) -> Answer:
     """Say what went wrong: a full disk concerns all cells, a worker that was told to stop concerns none."""
-    from boovae.training.trainer import Interrupted
+    from boovae.training.events import Interrupted
 
     causes, cause = [error], error.__cause__ or error.__context__
     while cause is not None:
