@@ -259,7 +259,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         An image's score is the same, bit for bit, whatever other images are scored with it.
         """
         if features.is_batches(X):
-            return np.concatenate([self.score_samples(batch, task) for batch in X])
+            return np.concatenate([self.score_samples(features.without_labels(batch), task) for batch in X])
         x = self._tensor(X)
         view = self._view(task)
         owners = None if task is None else torch.full((len(x),), task, device=x.device)
@@ -274,7 +274,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def transform(self, X: Data, task: int | None = None) -> Array:  # noqa: N803
         """Return the means (n, latent_dim) of q(z | x)."""
         if features.is_batches(X):
-            return np.concatenate([self.transform(batch, task) for batch in X])
+            return np.concatenate([self.transform(features.without_labels(batch), task) for batch in X])
         return self._mapped(_latent_mean, self._tensor(X), task).cpu().numpy()
 
     def inverse_transform(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803

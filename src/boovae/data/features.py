@@ -52,7 +52,8 @@ class Scaling:
             return unchanged
         centre, scale = _moments(rows)
         # Below the rounding of the numbers themselves a feature is constant.
-        constant = scale <= 1e-6 * np.abs(centre) + np.finfo(np.float32).tiny
+        rounding = 10 * np.finfo(rows.dtype).eps * np.abs(centre)
+        constant = scale <= rounding + np.finfo(np.float32).tiny
         return cls(False, centre, np.where(constant, 1.0, scale))
 
     @property
