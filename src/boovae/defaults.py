@@ -23,6 +23,7 @@ FOREIGN = (
 FIXED = ("latent_dim", "components", "method", "net", "likelihood", "log_variance_range", "prior")
 #: With fewer images than this a task gets the settings for small data, those of the embedded digits.
 SMALL = 1000
+SMALL_EPOCHS = 70
 #: Steps that a larger task gets, if its epochs (40 to 200) allow.
 STEPS = 4000
 
@@ -55,7 +56,7 @@ def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, 
         "latent_dim": min(max(features // 6, 2), 40),
         "net": "mlp:128" if features <= 256 else "mlp:300",
         "batch_size": batch_size,
-        "epochs": 70 if small else min(max(STEPS * batch_size // images, 40), 200),
+        "epochs": SMALL_EPOCHS if small else min(max(STEPS * batch_size // images, 40), 200),
         "learning_rate": 3e-3 if small else 1e-3,
         "boo_steps": 10 if small else 100,
         "distill_latents": 50 if small else 250,
