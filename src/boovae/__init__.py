@@ -1,3 +1,39 @@
 """A variational autoencoder that keeps learning: one task after another, without keeping old data."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from boovae.data import Stream, Task
+    from boovae.estimator import BooVAE
+    from boovae.methods import Method
+    from boovae.priors import Prior
+    from boovae.training.trainer import Trainer
+    from boovae.vae import VAE
+
 __version__ = "0.1.0"
+
+#: Where the public names live; they are imported when they are first used, so that `import boovae` costs nothing.
+_HOMES = {
+    "BooVAE": "boovae.estimator",
+    "Method": "boovae.methods",
+    "Prior": "boovae.priors",
+    "Stream": "boovae.data",
+    "Task": "boovae.data",
+    "Trainer": "boovae.training.trainer",
+    "VAE": "boovae.vae",
+}
+
+__all__ = ["VAE", "BooVAE", "Method", "Prior", "Stream", "Task", "Trainer", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'boovae' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -140,6 +140,22 @@ class Inspect:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Take a run's model elsewhere: encoder, decoder and the sampler of its prior as files that need no boovae."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    format: Literal["safetensors", "torch-export", "onnx"] = "safetensors"
+    """Weights alone, programs for torch, or programs for ONNX (which needs the extra boovae[onnx])."""
+    out: Path | None = None
+    """Folder to write to; RUN/export/FORMAT if not given."""
+    task: int | None = None
+    """Sample only from this task's part of the prior (counting from 0)."""
+    replica: int = 0
+    """Which replica to take."""
+
+
+@dataclass(frozen=True)
 class Report:
     """Write one self-contained HTML page about one run, or about several side by side."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 import boovae
-from boovae.arguments import Bench, Datasets, Eval, Extend, Inspect, Methods, Report, Sample, Train, Tune
+from boovae.arguments import Bench, Datasets, Eval, Export, Extend, Inspect, Methods, Report, Sample, Train, Tune
 from boovae.config import Settings, folder_name, resolve
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 from boovae.show import print_components, print_rows, print_table, spread
@@ -163,6 +163,21 @@ def inspect(arguments: Inspect) -> None:
         _report(arguments.run, quiet=False)
 
 
+def export(arguments: Export) -> None:
+    """Write the model for elsewhere."""
+    from boovae.export import export as write
+    from boovae.run import load_trainer
+
+    run, trainer = load_trainer(arguments.run, "cpu")
+    with run:
+        _check_choice(trainer, arguments.task, arguments.replica)
+        folder = arguments.out or arguments.run / "export" / arguments.format
+        head = run.events("run")[0]
+        paths = write(trainer, head, folder, arguments.format, replica=arguments.replica, task=arguments.task)
+    for path in paths:
+        print(path)
+
+
 def report(arguments: Report) -> None:
     """Write the page."""
     from boovae.report import write_csv, write_report
@@ -219,6 +234,7 @@ VERBS: dict[str, tuple[Any, Any]] = {
     "eval": (Eval, evaluate),
     "sample": (Sample, sample),
     "inspect": (Inspect, inspect),
+    "export": (Export, export),
     "report": (Report, report),
     "bench": (Bench, bench),
     "datasets": (Datasets, datasets),

@@ -34,6 +34,10 @@ class Likelihood(ABC):
     def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
         """Return KL[p | p'] (forward), KL[p' | p] (reverse) or half of both, summed over pixels: (..., D) -> (...)."""
 
+    @abstractmethod
+    def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
+        """Return an image drawn around its mean (..., D) by uniform random numbers (..., D)."""
+
     def bounded(self, output: Tensor) -> Tensor:
         """Return `output` limited as the evaluation limits it; the training does without."""
         return output
@@ -60,6 +64,10 @@ class Bernoulli(Likelihood):
         p, q = (output, other) if side == "forward" else (other, output)
         return (torch.sigmoid(p) * (p - q) - F.softplus(p) + F.softplus(q)).sum(-1)
 
+    def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
+        """Return pixels of 0 and 1."""
+        return (uniform < mean).to(mean.dtype)
+
     def bounded(self, output: Tensor) -> Tensor:
         """Return logits whose probabilities lie in [1e-5, 1 − 1e-5]."""
         return output.clamp(-self._bound, self._bound)
@@ -84,6 +92,11 @@ class Normal(Likelihood):
     def mean(self, output: Tensor) -> Tensor:
         """Return the decoder's output."""
         return output
+
+    def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
+        """Return the quantiles of the Gaussian."""
+        quantile: Tensor = torch.special.ndtri(_inside(uniform))
+        return mean + math.exp(0.5 * self.log_variance) * quantile
 
     def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
         """Return Σ (output − other)² / (2 variance)."""
@@ -112,6 +125,10 @@ class Logistic(Likelihood):
         """Return the decoder's output."""
         return output
 
+    def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
+        """Return the quantiles of the logistic density; rounding them to bins is left to the caller."""
+        return mean + math.exp(self.log_scale) * torch.logit(_inside(uniform))
+
     def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
         """Return Σ of the exact symmetric divergence of two logistic densities of equal scale.
 
@@ -121,6 +138,11 @@ class Logistic(Likelihood):
         near = distance.square() / 6  # the limit at 0, where coth has a pole
         safe = distance.clamp(min=1e-2)
         return torch.where(distance < 1e-2, near, safe / torch.tanh(safe / 2) - 2).sum(-1)
+
+
+def _inside(uniform: Tensor) -> Tensor:
+    """Keep uniform random numbers off 0 and 1, whose quantiles are infinite."""
+    return uniform.clamp(1e-7, 1 - 1e-7)
 
 
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {

@@ -125,6 +125,27 @@ class Live:
         self._bars.stop()
 
 
+class Watcher:
+    """An observer of a trainer that keeps the events and shows how far it is, without a run folder."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Keep an event; say aloud what a method notes."""
+        self.events.append(event)
+        if event["event"] == "note":
+            self.display.note(event["text"])
+
+    def block(self, trainer: object) -> None:
+        """Nothing is to be done between two blocks."""
+
+    def epoch(self, trainer: object, event: dict[str, Any]) -> None:
+        """Show an epoch."""
+        self.display.epoch(event)
+
+
 def make_display(*, quiet: bool) -> Display:
     """Return the display that fits where stderr goes."""
     if quiet:

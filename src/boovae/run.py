@@ -212,11 +212,12 @@ def train(
         stream.pixel_range,
         binarize=stream.binarize,
         device=chosen,
-        compile=compile == "on" or (compile == "auto" and _pays(planned, settings, chosen)),
+        compile=compile == "on" or (compile == "auto" and compiling_pays(_images(planned), settings, chosen)),
     )
     with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):
-            run.event(_run_event(settings, planned))
+            names = [task.name for task in planned]
+            run.event(run_event(settings, planned.shape, planned.pixel_range, names, planned.split_record))
         _check_stream(run, planned)
         if len(run.events("evaluation")) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
@@ -297,9 +298,12 @@ def _planned(stream: Stream, settings: Settings) -> Stream:
     return stream[: settings.tasks]
 
 
-def _pays(stream: Stream, settings: Settings, device: torch.device) -> bool:
-    """Whether compiling saves more than it costs."""
-    images = sum(len(task.train.images) for task in stream)
+def _images(stream: Stream) -> int:
+    return sum(len(task.train.images) for task in stream)
+
+
+def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
+    """Whether compiling saves more than it costs, with so many training images in all tasks."""
     return device.type == "cuda" and settings.epochs * images / settings.batch_size >= COMPILE_STEPS
 
 
@@ -322,7 +326,14 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     return run
 
 
-def _run_event(settings: Settings, stream: Stream) -> Event:
+def run_event(
+    settings: Settings,
+    shape: Sequence[int],
+    pixel_range: Sequence[float],
+    tasks: Sequence[str],
+    split: dict[str, Any],
+) -> Event:
+    """Return the first event of a run: what is learned, and from what."""
     return {
         "event": "run",
         "format": FORMAT,
@@ -330,10 +341,10 @@ def _run_event(settings: Settings, stream: Stream) -> Event:
         "seeds": list(settings.seeds),
         "method": settings.method,
         "dataset": settings.dataset,
-        "shape": list(stream.shape),
-        "pixel_range": list(stream.pixel_range),
-        "tasks": [task.name for task in stream],
-        "split": stream.split_record,
+        "shape": list(shape),
+        "pixel_range": list(pixel_range),
+        "tasks": list(tasks),
+        "split": split,
     }
 
 

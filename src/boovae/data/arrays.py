@@ -30,7 +30,7 @@ def as_images(array: ArrayLike | Tensor, where: str, shape: Sequence[int] | None
     >>> as_images(np.zeros((5, 8, 8, 3), np.uint8), "images").shape
     (5, 3, 8, 8)
     """
-    images = _as_numpy(array, where)
+    images = as_numpy(array, where)
     if images.dtype.kind not in "buif":
         raise InputError(f"{where}: images must be numbers, found {images.dtype}")
     if images.dtype != np.uint8:
@@ -52,7 +52,8 @@ def as_images(array: ArrayLike | Tensor, where: str, shape: Sequence[int] | None
     return images
 
 
-def _as_numpy(array: ArrayLike | Tensor, where: str) -> NDArray[Any]:
+def as_numpy(array: ArrayLike | Tensor, where: str) -> NDArray[Any]:
+    """Return an array or a tensor of any device as a NumPy array; ``where`` names the argument in errors."""
     if isinstance(array, Tensor):
         tensor = array.detach().cpu()
         return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
@@ -74,7 +75,7 @@ def _channels_first(images: NDArray[Any], where: str) -> NDArray[Any]:
 
 def as_labels(labels: ArrayLike | Tensor, count: int, where: str) -> IntArray:
     """Return ``(count,)`` int64 labels, or say what is wrong with them."""
-    found = _as_numpy(labels, where)
+    found = as_numpy(labels, where)
     if found.ndim != 1 or len(found) != count:
         raise InputError(f"{where}: {count} images need labels of shape ({count},), found {found.shape}")
     if found.dtype.kind not in "iu":

@@ -25,6 +25,8 @@ from boovae.vae import VAE
 CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
 #: Images per chunk at most; a power of two keeps the shapes the same from task to task.
 IMAGE_CHUNK = 1024
+#: Images per chunk where an image must get the same bits in any company: always so many, filled up with nothing.
+FIXED_CHUNK = {"cuda": 1024, "cpu": 32}
 
 
 class LogLikelihood(NamedTuple):
@@ -53,17 +55,21 @@ def log_likelihood(
     tasks: Tensor | None = None,
     seed: int = 0,
     compile: bool = False,
+    fixed: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
 
     `tasks` (n,) says which task each image belongs to; without it the own part of the prior is the whole prior.
+    With `fixed` chunks an image's score is the same, bit for bit, whatever other images are scored with it.
 
     The effective number of samples (Σw)²/Σw² says how far to trust it: with a handful, the encoder no longer finds the
     image.
     """
     # A GPU compiles for one shape and fills it up; elsewhere the last chunk is what is left.
     chunk = IMAGE_CHUNK if compile and images.is_cuda else min(IMAGE_CHUNK, len(images))
+    if fixed:
+        chunk = FIXED_CHUNK[images.device.type]
     if not len(images):
         raise InputError("images is empty: there is nothing to score")
     model = replicas.model

@@ -1,0 +1,52 @@
+"""A trained model in other hands: on another device, with other settings for its next task, without its last images."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from boovae.config import Settings
+from boovae.training.trainer import Trainer
+
+
+def carry(before: Trainer, trainer: Trainer) -> None:
+    """Give a fresh trainer everything that another has learned."""
+    tensors, record = before.state()
+    trainer.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
+
+
+def rebuilt(trainer: Trainer, device: torch.device) -> Trainer:
+    """Return the trainer on a device, without the images and the optimiser of its last task."""
+    other = Trainer(trainer.settings, trainer.shape, trainer.pixel_range, device=device, compile=trainer.compile)
+    carry(trainer, other)
+    return other
+
+
+def packed(trainer: Trainer) -> dict[str, Any]:
+    """Return all that lasts of a trainer as plain values and arrays; its step and its graphs do not."""
+    tensors, record = trainer.state()
+    return {
+        "settings": asdict(trainer.settings),
+        "shape": trainer.shape,
+        "pixel_range": trainer.pixel_range,
+        "compile": trainer.compile,
+        "tensors": {name: tensor.cpu().numpy() for name, tensor in tensors.items()},
+        "record": record,
+    }
+
+
+def unpacked(values: dict[str, Any], device: torch.device) -> Trainer:
+    """Return the trainer that `packed` took apart."""
+    trainer = Trainer(
+        Settings(**values["settings"]),
+        values["shape"],
+        values["pixel_range"],
+        device=device,
+        compile=values["compile"],
+    )
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in values["tensors"].items()}
+    trainer.load_state(tensors, values["record"])
+    return trainer

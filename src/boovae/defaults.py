@@ -1,0 +1,93 @@
+"""What an estimator's parameters mean for a task: what the user leaves open follows from the size of the task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from boovae.config import Settings, from_mapping
+from boovae.errors import InputError, unknown_name
+
+#: Settings that are parameters of the estimator.
+OWN = ("latent_dim", "components", "method", "net", "epochs", "batch_size", "learning_rate", "likelihood", "samples")
+#: Settings that make no sense there: they speak of a dataset, of several replicas or of the evaluation of a run.
+FOREIGN = (
+    *("dataset", "tasks", "classes_per_task", "class_order", "limit", "binarize", "data_seed"),
+    *("replicas", "seed", "generated"),
+)
+#: What a model is made of; it cannot change from one task to the next.
+FIXED = ("latent_dim", "components", "method", "net", "likelihood", "log_variance_range", "prior")
+#: With fewer images than this a task gets the settings for small data, those of the embedded digits.
+SMALL = 1000
+SMALL_EPOCHS = 70
+#: Steps that a larger task gets, if its epochs (40 to 200) allow.
+STEPS = 4000
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters of an estimator that are no settings and make no sense."""
+    if parameters["likelihood"] not in (known := ("auto", "bernoulli", "normal", "logistic")):
+        raise unknown_name("likelihood", str(parameters["likelihood"]), known)
+    if not 0 <= (share := parameters["validation_fraction"]) < 1:
+        raise InputError(f"validation_fraction is {share}; it must be at least 0 and under 1")
+    if parameters["compile"] not in (True, False, "auto"):
+        raise InputError(f"compile is {parameters['compile']!r}; it must be True, False or 'auto'")
+
+
+def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, grey: bool, seed: int) -> Settings:
+    """Return the settings of a task of so many training images; `parameters` are the estimator's.
+
+    >>> task_settings({}, images=150, features=64, grey=True, seed=0).net
+    'mlp:128'
+    """
+    others = dict(parameters.get("settings") or {})
+    for name in others:
+        if name in OWN:
+            raise InputError(f"settings: {name} is a parameter of its own; BooVAE({name}=...)")
+        if name in FOREIGN:
+            raise InputError(f"settings: {name} has no meaning for an estimator; leave it out")
+    small = images < SMALL
+    batch_size = min(max(images // 20, 32), 250)
+    open_values = {
+        "latent_dim": min(max(features // 6, 2), 40),
+        "net": "mlp:128" if features <= 256 else "mlp:300",
+        "batch_size": batch_size,
+        "epochs": SMALL_EPOCHS if small else min(max(STEPS * batch_size // images, 40), 200),
+        "learning_rate": 3e-3 if small else 1e-3,
+        "boo_steps": 10 if small else 100,
+        "distill_latents": 50 if small else 250,
+    }
+    given = {name: plain(parameters.get(name)) for name in OWN} | {name: plain(value) for name, value in others.items()}
+    if given["likelihood"] in (None, "auto"):
+        given["likelihood"] = "bernoulli" if grey else "normal"
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return from_mapping(open_values | chosen | {"dataset": "arrays", "seed": seed})
+
+
+def plain(value: Any) -> Any:
+    """Return NumPy's numbers, which searches over parameters make, as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_same_model(before: Settings, now: Settings) -> None:
+    """Refuse to change what the model is made of between two tasks."""
+    for name in FIXED:
+        if getattr(before, name) != getattr(now, name):
+            raise InputError(
+                f"{name} was {getattr(before, name)!r} when this model began and is {getattr(now, name)!r} now; "
+                "it cannot change between tasks: set it back, or call fit to start anew"
+            )
+
+
+@contextmanager
+def python_names() -> Iterator[None]:
+    """Let errors speak of parameters, not of the command line's flags: --batch-size is batch_size here."""
+    try:
+        yield
+    except InputError as error:
+        text = re.sub(r"--([a-z][a-z-]+)", lambda match: match.group(1).replace("-", "_"), str(error))
+        raise InputError(text) from error
