@@ -1,4 +1,4 @@
-"""The theory behind the boosted prior in numbers: one dimension, integrals by the trapezoid rule (spec 1.2, E12)."""
+"""The theory behind the boosted prior in numbers: one dimension, integrals by the trapezoid rule."""
 
 from __future__ import annotations
 

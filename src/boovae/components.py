@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Images whose codes stand for the aggregated posterior.
 SUBSET = 1000
-#: Standard deviation of the noise images that components may start from, as a share of the pixel range (spec 1.4).
+#: Standard deviation of the noise images that components may start from, as a share of the pixel range.
 NOISE_START = 0.15
 #: The log-variance of a Gaussian that is as good as constant.
 FLAT = 20.0

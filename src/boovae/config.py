@@ -223,7 +223,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
     return {name: get_args(hint) for name, hint in _hints().items() if str(hint).startswith("typing.Literal")}
 
 
-#: What the paper's tables fix per dataset (spec 4.2 and 4.3), and a small model for the embedded digits.
+#: What the paper's tables fix per dataset, and a small model for the embedded digits.
 RECIPES: dict[str, dict[str, Any]] = {
     "digits": {
         "net": "mlp:128",

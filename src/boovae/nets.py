@@ -49,7 +49,7 @@ class MLPDecoder(nn.Sequential):
 
 
 def initialise(module: nn.Module) -> None:
-    """Xavier-normal weights, PyTorch's own biases (spec 4.2); the encoder's two heads each as its own layer."""
+    """Xavier-normal weights, PyTorch's own biases; the encoder's two heads each as its own layer."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_normal_(layer.weight)

@@ -9,7 +9,7 @@ decoder and encoder at them, as a weighted mean over the components:
 With `mog_fit em` the Gaussians are fitted to samples of the aggregated posterior by expectation and maximisation, at
 the start and after epochs 1, 2, 4, … `boo_until`, and once more when the task ends.
 
-Deviations from the released code (spec 2): components accumulate over tasks, masses follow the tasks' numbers of
+Deviations from the released code: components accumulate over tasks, masses follow the tasks' numbers of
 images, the penalties are symmetric and not divided by the latent dimension.
 """
 
@@ -32,7 +32,7 @@ from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas
 from boovae.vae import VAE
 
-#: Where components start (spec 2): standard deviation of the means, and the log-variance.
+#: Where components start: standard deviation of the means, and the log-variance.
 START_DEVIATION, START_LOG_VARIANCE = 0.5, -2.0
 #: Iterations of a fit by EM, and the least variance it may find.
 EM_STEPS, LEAST_VARIANCE = 50, 1e-3

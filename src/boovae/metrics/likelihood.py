@@ -1,4 +1,4 @@
-"""The importance-sampled negative log-likelihood of test images (spec 5.1).
+"""The importance-sampled negative log-likelihood of test images.
 
 −log p(x) ≈ −log 1/S Σ_s p(x | z_s) p(z_s) / q(z_s | x), z_s ~ q(z | x)
 
