@@ -49,6 +49,7 @@ class Printed:
 
     mean: float
     std: float
+    text: str
 
 
 @functools.cache
@@ -62,7 +63,7 @@ def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
     rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
     return {
         (datasets[row["dataset"]], methods[row["method"]], int(row["num_tasks"])): Printed(
-            float(row["mean"]), float(row["std"])
+            float(row["mean"]), float(row["std"]), f"{row['mean']} ({row['std']})"
         )
         for row in rows
     }
