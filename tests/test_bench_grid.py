@@ -78,7 +78,7 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
         (["paper", "--methods", "joint+ewc"], "joint keeps everything"),
         (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
         (["paper", "--tasks", "0"], "--tasks"),
-        (["paper", "--replicas", "-1"], "--replicas"),
+        (["paper", "--replicas", "0"], "--replicas"),
         (["paper", "--workers", "0"], "--workers"),
         (["paper", "--config", "nowhere.toml"], "nowhere.toml"),
     ],

@@ -190,7 +190,7 @@ class Bench(Computes):
     out: Path = Path("runs/bench")
     """Folder of the cells; all studies can share one."""
     results: Path | None = None
-    """Folder for tables, figures and the page; results/STUDY if not given."""
+    """Folder for tables, figures and the page; results/STUDY (or results/STUDY-quick) if not given."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the training steps (torch.compile)."""
     quiet: bool = False

@@ -69,7 +69,9 @@ def bench(arguments: Bench, command: str) -> Outcome:
 
 def _request(arguments: Bench, study: Study, command: str) -> Request:
     quick = arguments.quick
-    replicas = arguments.replicas or (QUICK_REPLICAS if quick else REPLICAS)
+    usual = QUICK_REPLICAS if quick else REPLICAS
+    replicas = usual if arguments.replicas is None else arguments.replicas
+    results = Path("results") / (f"{arguments.study}-quick" if quick else arguments.study)
     return Request(
         study=arguments.study,
         datasets=arguments.datasets or (QUICK_DATASETS if quick else study.datasets),
@@ -79,7 +81,7 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         given={**(QUICK if quick else {}), "replicas": replicas, "seed": arguments.seed},
         config=arguments.config,
         cells=arguments.out,
-        results=arguments.results or Path("results") / arguments.study,
+        results=arguments.results or results,
         command=command,
     )
 
