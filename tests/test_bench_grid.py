@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench_parts import GIVEN
+from bench_parts import GIVEN, made_up
 from boovae.cli import main
 from boovae.config import Settings, folder_name, resolve
 from boovae.errors import InputError
@@ -78,7 +78,7 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
         (["paper", "--methods", "joint+ewc"], "joint keeps everything"),
         (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
         (["paper", "--tasks", "0"], "--tasks"),
-        (["paper", "--replicas", "-1"], "--replicas"),
+        (["paper", "--replicas", "0"], "--replicas"),
         (["paper", "--workers", "0"], "--workers"),
         (["paper", "--config", "nowhere.toml"], "nowhere.toml"),
     ],
@@ -104,6 +104,19 @@ def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeyp
     (tmp_path / "bench.json").write_text("[")
     with pytest.raises(InputError, match="cannot read"):
         open_folder(tmp_path, "--out", "cells")
+
+
+def test_tables_alone_need_the_summaries_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = plan(["mnist"], ["ewc", "boo"], {"replicas": 2, "seed": 0}, 10)
+    out, results = tmp_path / "cells", tmp_path / "results"
+    out.mkdir()
+    summary = made_up(cells[1], lambda seen, seed: 90.0, lambda seen: [1 / seen] * seen)
+    (out / f"{cells[1].name}.json").write_text(json.dumps(summary))
+    words = ["bench", "paper", "--datasets", "mnist", "--methods", "ewc", "boo", "--replicas", "2", "--only-tables"]
+    main([*words, "--out", str(out), "--results", str(results)])
+    assert "boo: NLL at or better than the paper's" in capsys.readouterr().out
+    assert "| 10 | **90.0 (0.0)** / " in (results / "nll.md").read_text()
+    assert "left out: mnist ewc." in (results / "report.html").read_text()
 
 
 def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 import boovae.run
 from bench_parts import GIVEN, Inline, job_of
+from boovae.cli import main
 from boovae.errors import RunError
+from boovae.experiments import bench
 from boovae.experiments import matrix as matrix_module
 from boovae.experiments.executors import Executor, Slurm
 from boovae.experiments.grid import Cell, plan, read_summary, summary_path
@@ -225,6 +227,21 @@ def test_the_command_runs_cells_as_processes_and_prints_what_came_of_them(tmp_pa
         "digits_curves.svg",
     ):
         assert (tmp_path / "results" / name).stat().st_size > 0
+
+
+def test_failed_cells_are_named_and_the_exit_code_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "_run", lambda *rest: {"digits ewc": "out of luck"})
+    words = ["bench", "paper", "--datasets", "digits", "--methods", "ewc", "--json"]
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--out", str(tmp_path / "cells"), "--results", str(tmp_path / "results")])
+    assert left.value.code == 1
+    output = capsys.readouterr()
+    assert "1 of 1 cells failed" in output.err
+    assert "digits ewc: out of luck" in output.err
+    assert json.loads(output.out)["failed"] == {"digits ewc": "out of luck"}
+    assert "digits ewc" in (tmp_path / "results" / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -201,10 +201,12 @@ class Bench(Computes):
     """Slurm: partition of the jobs."""
     minutes: int = 60
     """Slurm: time limit of a job; a cell that needs longer is continued by another job."""
+    only_tables: bool = False
+    """Run nothing: write tables and figures of the cells that are finished."""
     out: Path = Path("runs/bench")
     """Folder of the cells; all studies can share one."""
     results: Path | None = None
-    """Folder for tables, figures and the page; results/STUDY if not given."""
+    """Folder for tables, figures and the page; results/STUDY (or results/STUDY-quick) if not given."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the training steps (torch.compile)."""
     quiet: bool = False

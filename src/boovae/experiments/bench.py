@@ -36,7 +36,7 @@ STUDIES: dict[str, Study] = {
     "components": Study(components.DATASETS, components.METHODS, components.plan, components.write),
 }
 #: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
-QUICK: dict[str, Any] = {"epochs": 40, "boo_steps": 20, "samples": 200, "generated": 2000}
+QUICK: dict[str, Any] = {"epochs": 40, "boo_steps": 10, "samples": 200, "generated": 2000}
 REPLICAS = 5
 QUICK_DATASETS, QUICK_REPLICAS = ("digits",), 3
 
@@ -61,7 +61,7 @@ def bench(arguments: Bench, command: str) -> Outcome:
     cells = study.plan(request)
     open_folder(request.cells, "--out", "cells")
     open_folder(request.results, "--results", request.study)
-    failed = _run(arguments, request, cells)
+    failed = {} if arguments.only_tables else _run(arguments, request, cells)
     missing = [cell.title for cell in cells if read_summary(request.cells, cell) is None]
     findings = study.write(request, collect(cells, request.cells), missing)
     return Outcome(arguments.study, len(cells), failed, findings, str(request.results))
@@ -69,7 +69,9 @@ def bench(arguments: Bench, command: str) -> Outcome:
 
 def _request(arguments: Bench, study: Study, command: str) -> Request:
     quick = arguments.quick
-    replicas = arguments.replicas or (QUICK_REPLICAS if quick else REPLICAS)
+    usual = QUICK_REPLICAS if quick else REPLICAS
+    replicas = usual if arguments.replicas is None else arguments.replicas
+    results = Path("results") / (f"{arguments.study}-quick" if quick else arguments.study)
     return Request(
         study=arguments.study,
         datasets=arguments.datasets or (QUICK_DATASETS if quick else study.datasets),
@@ -79,7 +81,7 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         given={**(QUICK if quick else {}), "replicas": replicas, "seed": arguments.seed},
         config=arguments.config,
         cells=arguments.out,
-        results=arguments.results or Path("results") / arguments.study,
+        results=arguments.results or results,
         command=command,
     )
 

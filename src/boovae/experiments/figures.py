@@ -125,7 +125,7 @@ def _few(picture: Image) -> Image:
     """Return the upper left of a grid of samples, smaller if it is large."""
     side = 8  # a run draws 64 of them
     box = (0, 0, picture.width * SAMPLES // side, picture.height * SAMPLES // side)
-    few = picture.convert("RGB").crop(box)
+    few = (picture if picture.mode == "L" else picture.convert("RGB")).crop(box)
     return few.reduce(2) if few.width > LARGE else few
 
 
@@ -136,7 +136,8 @@ def _laid_out(pictures: dict[tuple[str, int], Image], labels: Sequence[str]) -> 
     counts = sorted({seen for _, seen in pictures})
     wide, high = (max(getattr(picture, side) for picture in pictures.values()) + GAP for side in ("width", "height"))
     size = LABEL_WIDTH + wide * len(counts), LABEL_HEIGHT + high * len(labels)
-    whole = Picture.new("RGB", size, "white")
+    grey = all(picture.mode == "L" for picture in pictures.values())
+    whole = Picture.new("L" if grey else "RGB", size, "white")
     draw, font = ImageDraw.Draw(whole), ImageFont.load_default(13)
     draw.text((GAP, 4), "tasks seen", fill="black", font=font)
     for column, seen in enumerate(counts):

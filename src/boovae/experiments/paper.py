@@ -49,12 +49,13 @@ class Printed:
 
     mean: float
     std: float
+    text: str
 
 
 @functools.cache
 def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
     """Return the paper's table of a metric by (dataset, method, tasks seen), in our names; empty if it has none."""
-    path = resources.files("boovae.experiments") / "paper" / f"{metric}.csv"
+    path = resources.files("boovae.experiments") / "printed" / f"{metric}.csv"
     if not path.is_file():
         return {}
     datasets = {theirs: ours for ours, theirs in DATASET_NAMES.items()}
@@ -62,7 +63,7 @@ def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
     rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
     return {
         (datasets[row["dataset"]], methods[row["method"]], int(row["num_tasks"])): Printed(
-            float(row["mean"]), float(row["std"])
+            float(row["mean"]), float(row["std"]), f"{row['mean']} ({row['std']})"
         )
         for row in rows
     }

@@ -36,6 +36,8 @@ def plan(request: Request) -> list[grid.Cell]:
 def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:
     """Write every number, the tables beside the paper's, the figures and the page; return what they say in short."""
     folder = request.results
+    for each in measured:
+        each.write_csv(folder / f"{grid.file_name(each.dataset)}.csv", request.command)
     for metric in request.metrics:
         tables = [table(each, metric) for each in measured]
         write_file(folder / f"{metric}.csv", as_csv(HEAD, (record for each in tables for record in each.records())))
@@ -52,9 +54,8 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
 
 
 def _chapter(request: Request, measured: Measured) -> Chapter:
-    """Write the files of one dataset and return what the page says of it."""
+    """Write the figures of one dataset and return what the page says of it."""
     stem = grid.file_name(measured.dataset)
-    measured.write_csv(request.results / f"{stem}.csv", request.command)
     over_tasks = [drawn for metric in request.metrics for drawn in curves(measured, metric)]
     figures = [Panels("As tasks arrive", HOW, over_tasks)]
     _save(request, f"{stem}_curves.svg", over_tasks, measured.labels, 2)

@@ -40,7 +40,7 @@ class Entry:
     @property
     def texts(self) -> tuple[str, str]:
         """Our number and the paper's, as the paper prints them: mean (standard deviation); empty without one."""
-        return _printed(self.ours, self.decimals), _printed(self.paper, self.decimals)
+        return _printed(self.ours, self.decimals), self.paper.text if self.paper else ""
 
     @property
     def markdown(self) -> str:
@@ -53,11 +53,12 @@ class Entry:
         return " / ".join(filter(None, (ours or "–", paper))) if ours or paper else ""
 
 
-def _printed(value: Spread | Printed | None, decimals: int) -> str:
+def _printed(value: Spread | None, decimals: int) -> str:
     if value is None:
         return ""
     deviation = f" ({value.std:.{decimals}f})" if math.isfinite(value.std) else ""
-    return f"{value.mean:.{decimals}f}{deviation}"
+    mean = round(value.mean, decimals) + 0.0  # no minus zero
+    return f"{mean:.{decimals}f}{deviation}"
 
 
 @dataclass(frozen=True)

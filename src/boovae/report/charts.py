@@ -90,7 +90,7 @@ def line_chart(
             _clip(axes, series)
         axes.set_xlabel(x_label)
         axes.set_title(y_label, loc="left", fontsize=9)  # above, not sideways: read without turning the head
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
