@@ -41,6 +41,7 @@ def train(arguments: Train) -> None:
         compile=arguments.compile,
         resume=arguments.resume,
         metrics=arguments.metric,
+        log=arguments.log,
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )
@@ -60,6 +61,7 @@ def extend(arguments: Extend) -> None:
         device=arguments.device,
         compile=arguments.compile,
         metrics=arguments.metric,
+        log=arguments.log,
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )

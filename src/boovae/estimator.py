@@ -30,11 +30,10 @@ from boovae.data.tasks import Split, Task
 from boovae.defaults import check_parameters, check_same_model, python_names, task_settings
 from boovae.errors import InputError
 from boovae.inspect import Component, components, has_components
-from boovae.machine import choose_device
+from boovae.machine import choose_device, compiling_pays
 from boovae.metrics.evaluation import generate
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.progress import Watcher, make_display
-from boovae.run import compiling_pays
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas, replica_of
 from boovae.training.trainer import Event, Trainer

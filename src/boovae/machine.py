@@ -8,12 +8,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import boovae
 from boovae.errors import InputError
+
+if TYPE_CHECKING:
+    from boovae.config import Settings
+
+#: Steps from which compiling pays on a GPU.
+COMPILE_STEPS = 20_000
 
 
 def choose_device(name: str) -> torch.device:
@@ -26,6 +32,11 @@ def choose_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError:
         raise InputError(f"--device {name} is unknown; use auto, cpu or cuda") from None
+
+
+def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
+    """Whether compiling saves more than it costs, with so many training images in all tasks."""
+    return device.type == "cuda" and settings.epochs * images / settings.batch_size >= COMPILE_STEPS
 
 
 def source_commit() -> str:
