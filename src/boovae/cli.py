@@ -311,10 +311,15 @@ def _conclude(folder: Path, arguments: Train | Extend) -> None:
 
 def _report(folder: Path, *, quiet: bool) -> None:
     from boovae.report import write_report
+    from boovae.report.findings import warnings
+    from boovae.report.read import read_run
 
     page = write_report([folder])
-    if not quiet:
-        print(f"report: {page}", file=sys.stderr)
+    if quiet:
+        return
+    for text in warnings(read_run(folder)):
+        print(f"warning: {text}", file=sys.stderr)
+    print(f"report: {page}", file=sys.stderr)
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:

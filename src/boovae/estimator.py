@@ -274,7 +274,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         """Return the means (n, latent_dim) of q(z | x)."""
         if features.is_batches(X):
             return np.concatenate([self.transform(features.without_labels(batch), task) for batch in X])
-        return self._mapped(_latent_mean, self._tensor(X), task).cpu().numpy()
+        return self._mapped(lambda model, x: model.posterior(x).mean, self._tensor(X), task).cpu().numpy()
 
     def inverse_transform(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
         """Return the mean images of latents X (n, latent_dim)."""
@@ -286,7 +286,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def reconstruct(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
         """Return what the model makes of images: the mean images at their latent means."""
-        return self._images(self._mapped(_reconstruction, self._tensor(X), task))
+        return self.inverse_transform(self.transform(X, task), task)
 
     @torch.no_grad()
     def _mapped(self, function: Callable[[VAE, Tensor], Tensor], rows: Tensor, task: int | None) -> Tensor:
@@ -398,11 +398,3 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
 def _split(rows: Rows) -> Split:
     return Split(torch.from_numpy(rows), torch.zeros(len(rows), dtype=torch.long))
-
-
-def _latent_mean(model: VAE, x: Tensor) -> Tensor:
-    return model.posterior(x).mean
-
-
-def _reconstruction(model: VAE, x: Tensor) -> Tensor:
-    return model.images(model.posterior(x).mean)
