@@ -45,8 +45,16 @@ class Measures(Computes):
     """Print the last evaluation as JSON."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Logs(Measures):
+    """What every command takes that learns."""
+
+    log: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Also send numbers and pictures to these trackers (each an extra, boovae[tensorboard] …)."""
+
+
 @dataclass(frozen=True)
-class Train(Configured, Measures, Settings):
+class Train(Configured, Logs, Settings):
     """Learn the tasks of a dataset one after another; writes a run folder with a report."""
 
     out: Path | None = None
@@ -58,7 +66,7 @@ class Train(Configured, Measures, Settings):
 
 
 @dataclass(frozen=True)
-class Extend(Measures):
+class Extend(Logs):
     """Learn one more task from a run's checkpoint alone; the old data need not be there."""
 
     run: tyro.conf.Positional[Path]

@@ -40,6 +40,7 @@ def train(arguments: Train) -> None:
         compile=arguments.compile,
         resume=arguments.resume,
         metrics=arguments.metric,
+        log=arguments.log,
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )
@@ -59,6 +60,7 @@ def extend(arguments: Extend) -> None:
         device=arguments.device,
         compile=arguments.compile,
         metrics=arguments.metric,
+        log=arguments.log,
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )
@@ -318,10 +320,15 @@ def _conclude(folder: Path, arguments: Train | Extend) -> None:
 
 def _report(folder: Path, *, quiet: bool) -> None:
     from boovae.report import write_report
+    from boovae.report.findings import warnings
+    from boovae.report.read import read_run
 
     page = write_report([folder])
-    if not quiet:
-        print(f"report: {page}", file=sys.stderr)
+    if quiet:
+        return
+    for text in warnings(read_run(folder)):
+        print(f"warning: {text}", file=sys.stderr)
+    print(f"report: {page}", file=sys.stderr)
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:

@@ -30,11 +30,10 @@ from boovae.data.tasks import Split, Task
 from boovae.defaults import check_parameters, check_same_model, python_names, task_settings
 from boovae.errors import InputError
 from boovae.inspect import Component, components, has_components
-from boovae.machine import choose_device
+from boovae.machine import choose_device, compiling_pays
 from boovae.metrics.evaluation import generate
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.progress import Watcher, make_display
-from boovae.run import compiling_pays
 from boovae.training.events import Event
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas, replica_of
@@ -276,7 +275,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         """Return the means (n, latent_dim) of q(z | x)."""
         if features.is_batches(X):
             return np.concatenate([self.transform(features.without_labels(batch), task) for batch in X])
-        return self._mapped(_latent_mean, self._tensor(X), task).cpu().numpy()
+        return self._mapped(lambda model, x: model.posterior(x).mean, self._tensor(X), task).cpu().numpy()
 
     def inverse_transform(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
         """Return the mean images of latents X (n, latent_dim)."""
@@ -288,7 +287,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def reconstruct(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
         """Return what the model makes of images: the mean images at their latent means."""
-        return self._images(self._mapped(_reconstruction, self._tensor(X), task))
+        return self.inverse_transform(self.transform(X, task), task)
 
     @torch.no_grad()
     def _mapped(self, function: Callable[[VAE, Tensor], Tensor], rows: Tensor, task: int | None) -> Tensor:
@@ -400,11 +399,3 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
 def _split(rows: Rows) -> Split:
     return Split(torch.from_numpy(rows), torch.zeros(len(rows), dtype=torch.long))
-
-
-def _latent_mean(model: VAE, x: Tensor) -> Tensor:
-    return model.posterior(x).mean
-
-
-def _reconstruction(model: VAE, x: Tensor) -> Tensor:
-    return model.images(model.posterior(x).mean)

@@ -22,6 +22,7 @@ from boovae.metrics.evaluation import METRICS
 from boovae.progress import Display
 from boovae.recall import Past, load_data, recall
 from boovae.run import Run, advance, judge, make_trainer, signals
+from boovae.trackers import check_trackers, tracked
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
@@ -38,13 +39,15 @@ def extend(
     device: str = "auto",
     compile: Literal["auto", "on", "off"] = "auto",
     metrics: Sequence[str] = METRICS,
+    log: Sequence[str] = (),
     display: Display | None = None,
     command: str = "",
 ) -> Path:
     """Learn the images of `data` as one more task of the run in `folder`; without `data`, its dataset's next task.
 
-    An extension that was stopped goes on where it was. Returns the folder.
+    An extension that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
     """
+    check_trackers(log)
     chosen = choose_device(device)
     with Run.open(folder, display) as run, signals(run):
         plan = _plan(run, _source(data), name, data_dir)
@@ -56,7 +59,8 @@ def extend(
         plan.past.add([plan.event["name"]], plan.stream)
         together = plan.past.stream
         classifier = None if together is None else judge(together, trainer, metrics, run.display)
-        advance(run, trainer, plan.past.tasks, classifier, metrics)
+        with tracked(run, log):
+            advance(run, trainer, plan.past.tasks, classifier, metrics)
         return folder
 
 

@@ -10,12 +10,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import boovae
 from boovae.errors import InputError
+
+if TYPE_CHECKING:
+    from boovae.config import Settings
+
+#: Steps from which compiling pays on a GPU.
+COMPILE_STEPS = 20_000
 
 
 def choose_device(name: str) -> torch.device:
@@ -51,6 +57,11 @@ def one_thread(*, when: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
+    """Whether compiling saves more than it costs, with so many training images in all tasks."""
+    return device.type == "cuda" and settings.epochs * images / settings.batch_size >= COMPILE_STEPS
 
 
 def source_commit() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from boovae.config import Settings, flag, from_mapping, read_toml, to_toml
 from boovae.errors import InputError, RunError
-from boovae.files import write_file
+from boovae.files import lock_folder, write_file
 from boovae.inspect import has_components, save_components
-from boovae.machine import choose_device, environment
+from boovae.machine import choose_device, compiling_pays, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.progress import Display, Silent
+from boovae.trackers import check_trackers, tracked
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
 from boovae.training.trainer import Trainer
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
     from boovae.data import Stream, Task
     from boovae.metrics.classifier import Classifier
+    from boovae.trackers import Follower
 
 #: Seconds between two checkpoints within a task: at most this much work is ever repeated.
 CHECKPOINT_SECONDS = 30.0
-#: Steps from which compiling pays on a GPU.
-COMPILE_STEPS = 20_000
 #: Images in a sample grid.
 GRID_IMAGES = 64
 
@@ -48,11 +47,13 @@ class Run:
         self.settings = settings
         self.display = display or Silent()
         self.stop_requested = False
+        self.follower: Follower | None = None
         self._lines: list[str] = []
+        self._untold: list[Event] = []  # events since the last checkpoint
         self._saved = time.monotonic()
         self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
         self._began: float | None = None
-        self._lock = _lock(folder)
+        self._lock = lock_folder(folder)
 
     # --- making and opening -------------------------------------------------------------------------------------
 
@@ -105,6 +106,7 @@ class Run:
     def event(self, event: Event) -> None:
         """Take an event for the log; it reaches the disk with the next checkpoint at the latest."""
         self._lines.append(json.dumps(event) + "\n")
+        self._untold.append(event)
         if event["event"] == "note":
             self.display.note(event["text"])
         if event["event"] == "divergence":
@@ -152,6 +154,9 @@ class Run:
         record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds}
         save_checkpoint(self.folder / "checkpoint", tensors, record)
         self._saved = time.monotonic()
+        untold, self._untold = self._untold, []
+        if self.follower is not None:
+            self.follower.follow(untold)
 
     @property
     def task_seconds(self) -> float:
@@ -197,13 +202,15 @@ def train(
     compile: Literal["auto", "on", "off"] = "auto",
     resume: Literal["auto", "always", "never"] = "auto",
     metrics: Sequence[str] = METRICS,
+    log: Sequence[str] = (),
     display: Display | None = None,
     command: str = "",
 ) -> Path:
     """Learn the tasks of `stream` one after another, evaluate after each, and keep everything in the folder `out`.
 
-    A run that was stopped goes on where it was. Returns the folder.
+    A run that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
     """
+    check_trackers(log)
     chosen = choose_device(device)
     planned = _planned(stream, settings)
     trainer = Trainer(
@@ -222,7 +229,8 @@ def train(
         if len(run.events("evaluation")) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
-        advance(run, trainer, planned, judge(planned, trainer, metrics, run.display), metrics)
+        with tracked(run, log):
+            advance(run, trainer, planned, judge(planned, trainer, metrics, run.display), metrics)
         return out
 
 
@@ -302,11 +310,6 @@ def _images(stream: Stream) -> int:
     return sum(len(task.train.images) for task in stream)
 
 
-def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
-    """Whether compiling saves more than it costs, with so many training images in all tasks."""
-    return device.type == "cuda" and settings.epochs * images / settings.batch_size >= COMPILE_STEPS
-
-
 def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None) -> Run:
     exists = (out / "config.toml").exists()
     if resume == "always" and not exists:
@@ -372,20 +375,6 @@ def _watched(run: Run) -> Callable[[float], None]:
         run.display.evaluating(share)
 
     return progress
-
-
-def _lock(folder: Path) -> int:
-    """Hold the folder for this process; the lock goes with the process, however it ends."""
-    try:
-        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder (--out)") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise InputError(f"{folder} is in use by another process: wait for it or choose another --out") from None
-    return descriptor
 
 
 @contextmanager

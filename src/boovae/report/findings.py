@@ -10,6 +10,7 @@ import numpy as np
 from boovae.report.log import Floats
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
 from boovae.report.read import Evaluation, Run
+from boovae.report.sentinels import names, sentinels
 
 LEAST_ACCURACY = 0.9
 LEAST_EFFECTIVE_SAMPLES = 10.0
@@ -118,9 +119,9 @@ def warnings(run: Run) -> list[str]:
     if last.accuracy < LEAST_ACCURACY:
         found.append(
             f"The classifier is right on only {percent(last.accuracy)} of the test images, so the class "
-            "proportions and the diversity are rough."
+            "proportions and the diversity are rough. More images per class (--limit) make a better one."
         )
-    return found + _pruned_since(run) + _thin_samples(run, last) + _forgotten(run, last)
+    return found + sentinels(run, last) + _pruned_since(run) + _thin_samples(run, last) + _forgotten(run, last)
 
 
 def _sentence(text: str) -> str:
@@ -133,7 +134,7 @@ def _pruned_since(run: Run) -> list[str]:
     if not tasks:
         return []
     return [
-        f"Components of {_names(run, tasks)} were pruned after the last evaluation: the numbers are those of the model "
+        f"Components of {names(run, tasks)} were pruned after the last evaluation: the numbers are those of the model "
         "before; boovae eval measures it as it is now."
     ]
 
@@ -165,8 +166,9 @@ def _thin_samples(run: Run, last: Evaluation) -> list[str]:
         return []
     lowest = number(float(np.nanmin(effective)), 1)
     return [
-        f"The NLL of {_names(run, thin)} rests on few effective importance samples (down to {lowest} of "
-        f"{number(last.nll_samples, 0)}); the true value is probably lower. Evaluate with more samples."
+        f"The NLL of {names(run, thin)} rests on few effective importance samples (down to {lowest} of "
+        f"{number(last.nll_samples, 0)}); the true value is probably lower. Evaluate with more samples "
+        "(boovae eval --samples)."
     ]
 
 
@@ -176,13 +178,7 @@ def _forgotten(run: Run, last: Evaluation) -> list[str]:
     if not tasks:
         return []
     return [
-        f"More than {MOST_FORGETTING:.0f} nats were forgotten of {_names(run, tasks)} "
-        f"(at worst {change(float(np.nanmax(lost)))})."
+        f"More than {MOST_FORGETTING:.0f} nats were forgotten of {names(run, tasks)} "
+        f"(at worst {change(float(np.nanmax(lost)))}). A method that holds the network (--method boo+distill), "
+        "or holds it more strongly (--distill-weight), helps."
     ]
-
-
-def _names(run: Run, tasks: list[int]) -> str:
-    """Name up to four tasks."""
-    listed = ", ".join(f"“{run.task_name(task)}”" for task in tasks[:4])
-    more = f" and {len(tasks) - 4} more" if len(tasks) > 4 else ""
-    return f"task{'s' if len(tasks) > 1 else ''} {listed}{more}"

@@ -62,6 +62,8 @@ class Evaluation:
     memory_bytes: float
     images_stored: float
     parameters: float
+    active_units: Floats  # seen x [R], latent dimensions that vary between a task's images
+    at_upper_limit: Floats  # seen x [R], share of the encoder's log-variances
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,8 @@ def _evaluation(event: Event, replicas: int) -> Evaluation:
         memory_bytes=event.number("ledger.memory_bytes"),
         images_stored=event.number("ledger.images_stored"),
         parameters=event.number("ledger.parameters"),
+        active_units=event.array("posterior.active_units", seen, replicas),
+        at_upper_limit=event.array("posterior.at_upper_limit", seen, replicas),
     )
 
 
