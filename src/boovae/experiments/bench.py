@@ -36,7 +36,7 @@ STUDIES: dict[str, Study] = {
     "components": Study(components.DATASETS, components.METHODS, components.plan, components.write),
 }
 #: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
-QUICK: dict[str, Any] = {"epochs": 40, "boo_steps": 10, "samples": 200, "generated": 2000}
+QUICK: dict[str, Any] = {"epochs": 32, "boo_steps": 10, "samples": 200, "generated": 2000}
 REPLICAS = 5
 QUICK_DATASETS, QUICK_REPLICAS = ("digits",), 3
 
