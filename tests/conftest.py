@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -23,6 +23,9 @@ from boovae.training import replicas as replicas_module
 from boovae.training.events import Event, Interrupted
 from boovae.training.trainer import Trainer
 from run_folders import NLL, write_npz
+
+if TYPE_CHECKING:
+    from served_run import Served
 
 TINY: dict[str, Any] = {
     "method": "standard",
@@ -99,6 +102,22 @@ def finished(digits: Stream, tmp_path_factory: pytest.TempPathFactory) -> Callab
         return Path(shutil.copytree(runs[settings], home / str(next(made))))
 
     return copy
+
+
+@pytest.fixture(scope="module")
+def served(finished: Callable[..., Path]) -> Callable[[str], Served]:
+    """Return a served run of two tasks; each method is loaded once."""
+    from served_run import Served
+
+    made: dict[str, Served] = {}
+
+    def get(method: str) -> Served:
+        changes = {"boo_lambda": 0.0, "boo_reencode": False} if "+boo" in method else {}
+        if method not in made:
+            made[method] = Served(finished(tiny(tasks=2, epochs=2, method=method, **changes)))
+        return made[method]
+
+    return get
 
 
 @pytest.fixture

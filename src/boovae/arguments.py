@@ -224,6 +224,24 @@ class Bench(Computes):
 
 
 @dataclass(frozen=True)
+class Serve:
+    """Open a small page on this machine to play with a run's model."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    host: str = "127.0.0.1"
+    """Address to listen on; this one is reached from this machine alone."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    replica: int = 0
+    """Which replica to play with."""
+    samples: int = 1000
+    """Importance samples for the likelihood of an own image."""
+    device: Device = "auto"
+    """Where to compute."""
+
+
+@dataclass(frozen=True)
 class Datasets:
     """List the datasets: what they are, where they come from, whether they are on this disk."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 import boovae
-from boovae.arguments import Bench, Datasets, Eval, Export, Extend, Inspect, Methods, Report, Sample, Train, Tune
+from boovae.arguments import Bench, Datasets, Eval, Export, Extend, Inspect, Methods, Report, Sample, Serve, Train, Tune
 from boovae.config import Settings, folder_name, resolve
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 from boovae.show import print_components, print_rows, print_table, spread
@@ -209,6 +209,22 @@ def bench(arguments: Bench) -> None:
         raise RunError(f"{len(outcome.failed)} of {outcome.cells} cells failed; the others are finished:\n{failed}")
 
 
+def serve(arguments: Serve) -> None:
+    """Open the page; the run folder is free again once the model is in memory."""
+    from boovae.serve import require_server
+    from boovae.serve import serve as run_server
+
+    require_server()
+    from boovae.run import load_trainer
+    from boovae.serve.play import Player
+
+    run, trainer = load_trainer(arguments.run, arguments.device)
+    with run:
+        _check_choice(trainer, None, arguments.replica)
+        player = Player(run, trainer, arguments.replica, arguments.samples)
+    run_server(player, arguments.host, arguments.port)
+
+
 def datasets(arguments: Datasets) -> None:
     """List the datasets."""
     from boovae.data import DATASETS, PATH_FORMS
@@ -239,6 +255,7 @@ VERBS: dict[str, tuple[Any, Any]] = {
     "export": (Export, export),
     "report": (Report, report),
     "bench": (Bench, bench),
+    "serve": (Serve, serve),
     "datasets": (Datasets, datasets),
     "methods": (Methods, methods),
 }

@@ -164,7 +164,7 @@ def read_folder(path: str | Path) -> Labelled:
         if not files:
             raise InputError(f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}")
         for file in files:
-            picture = _read_picture(file)
+            picture = read_picture(file, str(file))
             first = first or file
             if images and picture.shape[:2] != images[0].shape[:2]:
                 raise InputError(
@@ -192,18 +192,27 @@ def _size(picture: NDArray[Any]) -> str:
     return f"{picture.shape[1]} x {picture.shape[0]}"
 
 
-def _read_picture(file: Path) -> NDArray[np.uint8]:
-    """Return grey ``(h, w)`` or colour ``(h, w, 3)``."""
-    from PIL import Image
+def read_picture(
+    source: Path | IO[bytes], name: str, *, most_pixels: int | None = None, upright: bool = False
+) -> NDArray[np.uint8]:
+    """Return grey ``(h, w)`` or colour ``(h, w, 3)``; ``name`` is what errors call it.
+
+    More than ``most_pixels`` are refused before they are unpacked. ``upright`` turns a photograph as its camera says.
+    """
+    from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file, formats=PICTURE_FORMATS) as picture:
-                mode = picture.mode
-                if not mode.startswith(("I", "F")):
+            with Image.open(source, formats=PICTURE_FORMATS) as picture:
+                mode, (width, height) = picture.mode, picture.size
+                small = most_pixels is None or width * height <= most_pixels
+                if small and not mode.startswith(("I", "F")):
                     grey = mode in ("1", "L", "LA", "La")
-                    return np.asarray(picture.convert("L" if grey else "RGB"), np.uint8)
+                    turned = ImageOps.exif_transpose(picture) if upright else picture
+                    return np.asarray(turned.convert("L" if grey else "RGB"), np.uint8)
     except Exception as error:  # damaged pictures fail in too many ways to list
-        raise InputError(f"{file}: cannot be read as a picture ({error}); repair or remove it") from error
-    raise InputError(f"{file}: more than 8 bits per pixel (mode {mode}); convert it to 8 bits")
+        raise InputError(f"{name}: cannot be read as a picture ({error}); repair or remove it") from error
+    if not small:
+        raise InputError(f"{name}: {width} x {height} pixels, more than {most_pixels:,}; make it smaller")
+    raise InputError(f"{name}: more than 8 bits per pixel (mode {mode}); convert it to 8 bits")

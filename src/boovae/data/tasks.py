@@ -225,7 +225,7 @@ def build_stream(
                     "each task needs at least 1 image in train, valid and test"
                 )
             pixels = to_float(images[rows], pixel_range).flatten(1)
-            pixels = _binarized(pixels, binarize, code, (seed, index))
+            pixels = binarized(pixels, binarize, code, (seed, index))
             parts[split_name] = Split(pixels, torch.from_numpy(labels[rows]))
         classes = tuple(int(label) for label in np.unique(labels[task_of == index]))
         tasks.append(Task(task_name, **parts, classes=classes))
@@ -319,7 +319,8 @@ def _check_binarize(binarize: str, pixel_range: tuple[float, float]) -> None:
         raise InputError(f"binarize='{binarize}' needs pixel_range (0, 1), found {pixel_range}; use 'none'")
 
 
-def _binarized(pixels: Tensor, binarize: str, code: int, seed: tuple[int, int]) -> Tensor:
+def binarized(pixels: Tensor, binarize: str, code: int, seed: tuple[int, int]) -> Tensor:
+    """Return grey values in [0, 1] as black and white, as the images of a split (`code`) are; "none" leaves them."""
     if binarize == "threshold":
         return (pixels > 0.5).float()
     if binarize == "dynamic" and code != TRAIN:

@@ -76,8 +76,7 @@ def log_likelihood(
     # Floats that one sample of one image takes; compiled, the components' share is never stored.
     row = images.shape[1] + (0 if compile else model.prior.components * model.latent_dim)
     per_chunk = max(1, min(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row)))
-    generator = torch.Generator(images.device).manual_seed(seed_for(seed, "likelihood"))
-    noise = torch.randn(samples, model.latent_dim, generator=generator, device=images.device)
+    noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
     results = []
     for r in range(len(replicas)):
@@ -97,6 +96,33 @@ def log_likelihood(
         results.append(torch.cat(parts, dim=1))
     total, own, squares = torch.stack(results, dim=1)
     return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp())
+
+
+@torch.no_grad()
+def log_likelihood_of_each_task(
+    replicas: Replicas, image: Tensor, tasks: int, samples: int, seed: int = 0
+) -> LogLikelihood:
+    """Return log p(x) of one image (D,), (R, 1), and under each task's own part of the prior, (R, T).
+
+    All tasks share the samples, which are decoded once. Where tasks do not share the prior, `own` is (R, 1), too.
+    """
+    model = replicas.model
+    noise = _noise(samples, model.latent_dim, seed, image.device)
+    owners = torch.arange(tasks, device=image.device) if model.prior.shares_mass else None
+    row = len(image) + model.prior.components * model.latent_dim
+    per_chunk = max(1, CHUNK_BYTES[image.device.type] // (4 * row))
+    results = []
+    for r in range(len(replicas)):
+        tensors = {name: tensor[r] for name, tensor in replicas.tensors().items()}
+        results.append(_stream(replicas, tensors, image.unsqueeze(0), owners, noise, per_chunk, _weigh))
+    total, own, squares = (torch.stack(parts) for parts in zip(*results, strict=True))
+    return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp())
+
+
+def _noise(samples: int, latent_dim: int, seed: int, device: torch.device) -> Tensor:
+    """Return the noise (S, L) that all images share."""
+    generator = torch.Generator(device).manual_seed(seed_for(seed, "likelihood"))
+    return torch.randn(samples, latent_dim, generator=generator, device=device)
 
 
 def _stream(

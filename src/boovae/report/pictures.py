@@ -47,17 +47,18 @@ def grid(
     """
     from PIL import Image as Picture
 
-    flat = _checked(images, shape, columns, scale, pixel_range)
-    low, high = pixel_range
-    unit = (np.clip(flat, low, high) - low) / (high - low)
-    if len(shape) == 1:
-        tiles = _strips(unit, scale)
-        columns = columns or 1
-    else:
-        tiles = _tiles(unit, shape, scale)
-        columns = columns or math.ceil(math.sqrt(len(tiles)))
+    tiles = _tiles(_checked(images, shape, columns, scale, pixel_range), shape, scale, pixel_range)
+    columns = columns or (1 if len(shape) == 1 else math.ceil(math.sqrt(len(tiles))))
     sheet = _sheet(tiles, min(columns, len(tiles)))
     return Picture.fromarray(sheet[:, :, 0] if sheet.shape[2] == 1 else sheet)
+
+
+def singles(images: npt.ArrayLike, shape: Sequence[int], pixel_range: tuple[float, float] = (0.0, 1.0)) -> list[Image]:
+    """Return each of `images` (n, D) as a picture of its own, pixel by pixel; `shape` and the rest as in `grid`."""
+    from PIL import Image as Picture
+
+    tiles = _tiles(_checked(images, shape, None, 1, pixel_range), shape, 1, pixel_range)
+    return [Picture.fromarray(tile[:, :, 0] if tile.shape[2] == 1 else tile) for tile in tiles]
 
 
 def save_grid(path: Path, images: npt.ArrayLike, shape: Sequence[int], **options: Any) -> None:
@@ -148,8 +149,12 @@ def _checked(
     return flat
 
 
-def _tiles(unit: Floats, shape: Sequence[int], scale: int) -> Bytes:
-    """Turn values in [0, 1] into enlarged tiles (n, h, w, channels)."""
+def _tiles(flat: Floats, shape: Sequence[int], scale: int, pixel_range: tuple[float, float]) -> Bytes:
+    """Turn images (n, D) into enlarged tiles (n, h, w, channels), features into strips."""
+    low, high = pixel_range
+    unit = (np.clip(flat, low, high) - low) / (high - low)
+    if len(shape) == 1:
+        return _strips(unit, scale)
     channels, height, width = (1, *shape) if len(shape) == 2 else shape
     pixels = _to_bytes(unit * 255).reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
     return pixels.repeat(scale, axis=1).repeat(scale, axis=2)

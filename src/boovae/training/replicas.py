@@ -72,6 +72,14 @@ class Replicas:
         other.parameters = {**self.parameters, **parameters}
         return other
 
+    def only(self, replica: int) -> Replicas:
+        """Return one replica alone; nothing is copied."""
+        other, part = copy.copy(self), slice(replica, replica + 1)
+        other.seeds = self.seeds[part]
+        other.parameters = {name: tensor[part] for name, tensor in self.parameters.items()}
+        other.buffers = {name: tensor[part] for name, tensor in self.buffers.items()}
+        return other
+
     def __len__(self) -> int:
         return len(self.seeds)
 

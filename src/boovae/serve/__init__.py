@@ -1,0 +1,94 @@
+"""`boovae serve`: a small local page to play with a trained model."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from boovae.errors import InputError
+
+if TYPE_CHECKING:
+    from boovae.serve.play import Player
+
+#: Requests that are in work at once at most; others are told to come again.
+MOST_REQUESTS = 64
+#: Seconds that requests in work are waited for when the server is stopped.
+GRACE_SECONDS = 5
+
+
+def require_server() -> None:
+    """Refuse to begin where the web framework is not installed."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed: pip install 'boovae[serve]'") from error
+
+
+def serve(player: Player, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Print the page's address and answer until Ctrl-C or SIGTERM; port 0 takes a free one."""
+    require_server()
+    import uvicorn
+
+    from boovae.serve.app import make_app
+
+    app = make_app(player, _names(host))
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=MOST_REQUESTS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    with _listening(host, port) as listener, _ended_by_signals():
+        shown = f"[{host}]" if ":" in host else host
+        print(f"http://{shown}:{listener.getsockname()[1]}/", flush=True)
+        if not _is_loopback(host):
+            print(f"everyone who reaches {shown} can use this page; 127.0.0.1 keeps it to yourself", file=sys.stderr)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:
+        raise InputError(f"--port is {port}; it must lie in 0 to 65535, 0 takes a free one")
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host}:{port} ({error.strerror}): try --port 0 or another --host"
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _names(host: str) -> tuple[str, ...]:
+    """Return the names the page may be asked by: those of this machine alone, or where all may come, any."""
+    from boovae.serve.app import LOOPBACK
+
+    if _is_loopback(host):
+        return (*LOOPBACK, host)
+    return ("*",) if host in ("0.0.0.0", "::") else (host,)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM be the ordinary end: uvicorn finishes what is in work, then raises the signal again."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,222 @@
+"""The routes of `boovae serve`: three files of the page, and JSON in and out. Nothing of the host's disk is reachable:
+the files are read once, when the server starts.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from boovae.errors import InputError
+from boovae.serve.play import Player, Point, Shown
+
+#: Names under which this machine may be asked: a page elsewhere that lets its own name point here is refused.
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+#: The files of the page and what they are.
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/app.js": ("app.js", "text/javascript"),
+    "/style.css": ("style.css", "text/css"),
+}
+#: Bytes that a request may have: a picture, and all others.
+UPLOAD_BYTES, REQUEST_BYTES = 8 << 20, 1 << 16
+MOST_IMAGES, MOST_FRAMES = 100, 120
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SampleRequest(_Strict):
+    """What to draw; the same request gives the same images."""
+
+    n: int = Field(24, ge=1, le=MOST_IMAGES)
+    seed: int = Field(0, ge=0, lt=1 << 53)
+    task: int | None = None
+    component: int | None = None
+
+
+class Place(_Strict):
+    """A place in the latent space."""
+
+    z: list[FiniteFloat] = Field(max_length=4096)
+    task: int | None = None
+
+
+class PathRequest(_Strict):
+    """Two places and how many images to see on the way."""
+
+    start: Place
+    end: Place
+    frames: int = Field(41, ge=2, le=MOST_FRAMES)
+
+
+def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
+    """Return the application; it answers only to these host names ("*": to all)."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    _add_errors(app)
+    for address, (name, kind) in PAGE.items():
+        app.add_api_route(address, _file(name, kind), methods=["GET", "HEAD"])
+
+    @app.get("/api/model")
+    def model() -> JSONResponse:
+        limits = {"images": MOST_IMAGES, "frames": MOST_FRAMES, "bytes": UPLOAD_BYTES}
+        return _json(player.about() | {"limits": limits})
+
+    @app.get("/api/components/{task}")
+    def components(task: int) -> JSONResponse:
+        listed = [
+            {"component": component.place, "weight": component.weight, "cost": component.cost, "image": _url(picture)}
+            for component, picture in player.gallery(task)
+        ]
+        return _json({"components": listed})
+
+    @app.post("/api/sample")
+    def sample(ask: SampleRequest) -> JSONResponse:
+        return _json({"images": [_shown(one) for one in player.sample(ask.n, ask.seed, ask.task, ask.component)]})
+
+    @app.post("/api/path")
+    def path(ask: PathRequest) -> JSONResponse:
+        start, end = (Point(place.z, place.task) for place in (ask.start, ask.end))
+        return _json({"images": [_shown(one) for one in player.path(start, end, ask.frames)]})
+
+    @app.post("/api/look")
+    def look(content: Annotated[bytes, Body(media_type="image/*")], invert: bool = False) -> JSONResponse:
+        found = player.look(content, invert=invert)
+        tasks = [{"share": share, "log_likelihood": score} for share, score in found.tasks]
+        return _json(
+            {
+                "seen": _url(found.seen),
+                "reconstruction": _shown(found.reconstruction),
+                "log_likelihood": found.log_likelihood,
+                "effective_samples": found.effective_samples,
+                "tasks": tasks,
+            }
+        )
+
+    return Guard(app)
+
+
+class Guard:
+    """Stands before the application: bounds what comes in, refuses other sites, and sets headers on every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *more]
+            await send(message)
+
+        most = UPLOAD_BYTES if scope["path"] == "/api/look" else REQUEST_BYTES
+        length = headers.get("content-length", "0")
+        if len(length) > 9 or not length.isdecimal() or int(length) > most:
+            await _error(413, f"a request may have {most:,} bytes")(scope, receive, guarded)
+        elif _foreign(headers):
+            await _error(403, "this page may be used from its own address alone")(scope, receive, guarded)
+        else:
+            await self.app(scope, _bounded(receive, most), guarded)
+
+
+def _foreign(headers: Mapping[str, str]) -> bool:
+    """Whether a browser sends this for a page of another site."""
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
+
+
+def _bounded(receive: Receive, most: int) -> Receive:
+    """Stop reading a request that is longer than it may be, whatever it said."""
+    left = most
+
+    async def bounded() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise HTTPException(413, f"a request may have {most:,} bytes")
+        return message
+
+    return bounded
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Answer every kind of mistake with {"error": what is wrong}."""
+
+    @app.exception_handler(InputError)
+    def refused(request: Request, error: InputError) -> JSONResponse:
+        return _error(422, str(error))
+
+    @app.exception_handler(HTTPException)
+    def failed(request: Request, error: HTTPException) -> JSONResponse:
+        return _error(error.status_code, str(error.detail))
+
+    @app.exception_handler(RequestValidationError)
+    def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        # What was sent is not sent back: it may be long, or not even text.
+        found = [f"{'.'.join(map(str, one['loc']))[:60]}: {one['msg'][:200]}" for one in error.errors()[:3]]
+        return _error(422, "; ".join(found))
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": message.encode("utf-8", "replace").decode()}, status)
+
+
+def _file(name: str, kind: str) -> Any:
+    content = files("boovae.serve").joinpath(name).read_bytes()
+
+    def page() -> Response:
+        return Response(content, media_type=kind)
+
+    return page
+
+
+def _json(content: Mapping[str, Any]) -> JSONResponse:
+    return JSONResponse(_finite(content))
+
+
+def _finite(value: Any) -> Any:
+    """Return the same with null where a number is not finite, as JSON has it."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shown(shown: Shown) -> dict[str, Any]:
+    return {"image": _url(shown.png), "z": list(shown.point.z), "task": shown.point.task}
+
+
+def _url(picture: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture).decode("ascii")

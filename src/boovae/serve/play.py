@@ -1,0 +1,279 @@
+"""What the page of `boovae serve` asks a trained model: samples, the way between two images, a look at an own image.
+
+The task of an image x is judged by Bayes: p(task | x) ∝ mass of the task x p(x | task), where p(x | task) is the
+importance-sampled likelihood under the task's own part of the prior (`own` in metrics/likelihood.py).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from boovae.data.arrays import TEST, as_images, to_float
+from boovae.data.readers import read_picture
+from boovae.data.tasks import binarized
+from boovae.distributions import DiagonalNormal
+from boovae.errors import InputError
+from boovae.inspect import Component, components, has_components, task_names
+from boovae.machine import matmul_precision, one_thread
+from boovae.metrics.likelihood import log_likelihood, log_likelihood_of_each_task
+from boovae.priors.boosted import TaskMixture
+from boovae.report.pictures import png, singles
+from boovae.run import Run
+from boovae.training.randomness import Draw, Generators
+from boovae.training.replicas import Replicas, replica_of
+from boovae.training.trainer import Trainer
+from boovae.vae import VAE
+
+#: Pixels that an own picture may have: a photograph of 24 megapixels takes 72 MB unpacked.
+MOST_PIXELS = 24_000_000
+#: How far from the origin a latent coordinate may lie; no prior or encoder comes near it.
+FARTHEST = 1e4
+
+
+class Point(NamedTuple):
+    """A place in the latent space and the task it belongs to; None where tasks are not told apart."""
+
+    z: Sequence[float]
+    task: int | None
+
+
+class Shown(NamedTuple):
+    """A picture (PNG) of the model, and where in the latent space it was found."""
+
+    png: bytes
+    point: Point
+
+
+class Look(NamedTuple):
+    """What the model says of an own image."""
+
+    seen: bytes  # the image (PNG) as the model gets it
+    reconstruction: Shown
+    log_likelihood: float
+    effective_samples: float
+    tasks: list[tuple[float, float]]  # p(task | x) and log p(x | task) of each; empty where tasks are not told apart
+
+
+class Player:
+    """One replica of a trained model to play with. It is never changed, and many threads may ask at once."""
+
+    def __init__(self, run: Run, trainer: Trainer, replica: int = 0, samples: int = 1000) -> None:
+        """Take what is needed into memory; `run` may be closed afterwards. `samples` are importance samples."""
+        if trainer.tasks_done == 0:
+            raise InputError(f"{run.folder} has not finished its first task yet: continue it with `boovae train`")
+        if samples < 1:
+            raise InputError(f"--samples is {samples}; it must be at least 1")
+        self.folder, self.settings, self.samples = run.folder.resolve().name, trainer.settings, samples
+        self.shape, self.pixel_range, self.binarize = trainer.shape, trainer.pixel_range, trainer.binarize
+        self.device, self.count = trainer.device, trainer.tasks_done
+        self.networks = trainer.method.knows_task  # each task has networks of its own
+        prior = trainer.replicas.model.prior
+        #: Whether a task can be picked and an image's task be judged.
+        self.apart = self.networks or prior.shares_mass
+        self.names = [task_names(run).get(task, str(task)) for task in range(self.count)]
+        self.typical = _typical(run, self.count, replica, own=self.apart)
+        self.components: list[list[Component]] = [[] for _ in range(self.count)]
+        if has_components(trainer):
+            for component in components(trainer, replica):
+                self.components[component.task].append(component)
+        views = range(self.count if self.networks else 1)
+        self._views: list[Replicas] = [trainer.method.view(trainer.replicas, task).only(replica) for task in views]
+        self._log_masses = torch.full((self.count,), -math.log(self.count), device=self.device)
+        if prior.shares_mass:
+            self._log_masses = self._views[0].buffers["prior.log_masses"][0, : self.count].log_softmax(0)
+        self._lock = threading.Lock()  # one model is asked by one thread at a time: a call swaps its weights in
+
+    # --- what can be asked --------------------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        """Return what a page must know beforehand."""
+        masses = self._log_masses.exp().tolist()
+        return {
+            "run": self.folder,
+            "method": self.settings.method,
+            "dataset": self.settings.dataset,
+            "shape": list(self.shape),
+            "latent_dim": self.settings.latent_dim,
+            "samples": self.samples,
+            "apart": self.apart,
+            "networks": self.networks,
+            "components": any(self.components),
+            "pictures": len(self.shape) > 1,
+            "tasks": [
+                {"name": name, "mass": mass, "typical": typical}
+                for name, mass, typical in zip(self.names, masses, self.typical, strict=True)
+            ],
+        }
+
+    def gallery(self, task: int) -> list[tuple[Component, bytes]]:
+        """Return a task's components, the dearest first, with the picture at each one's mean."""
+        found = self.components[self._task(task)]
+        images = [component.decoded for component in found]
+        return list(zip(found, self._pngs(torch.stack(images)), strict=True)) if images else []
+
+    def sample(self, n: int, seed: int, task: int | None = None, component: int | None = None) -> list[Shown]:
+        """Return `n` images from the prior, from a task's part of it, or from one component; a seed repeats them."""
+        if task is not None:
+            self._task(task)
+        if component is not None and (task is None or component not in [c.place for c in self.components[task]]):
+            raise InputError(f"component {component} of task {task}: there is none")
+        draws = {"uniform": Draw("uniform", (n,)), "normal": Draw("normal", (n, self.settings.latent_dim))}
+        with self._computing():
+            noise = Generators([seed], self.device).draw_all(draws, "play")
+            uniform, normal = noise["uniform"][0], noise["normal"][0]
+            # Where each task has its networks they take turns, as in `boovae sample`.
+            owners = [i % self.count if self.networks and task is None else task for i in range(n)]
+            z = self._by_task(owners, _draw, component, uniform, normal)
+            return self._shown(z, owners)
+
+    def path(self, start: Point, end: Point, frames: int) -> list[Shown]:
+        """Return images at even steps on the straight line between two places.
+
+        Where each task has its networks, the way leads through the first place's; a place of another task is carried
+        over: its image is encoded there.
+        """
+        ends = [self._place(point) for point in (start, end)]
+        with self._computing():
+            if self.networks and start.task != end.task:
+                image = self._ask(end.task, VAE.images, ends[1].unsqueeze(0))
+                ends[1] = self._ask(start.task, VAE.posterior, image).mean[0]
+            share = torch.linspace(0, 1, frames, device=self.device).unsqueeze(1)
+            return self._shown(ends[0].lerp(ends[1], share), [start.task] * frames)
+
+    def look(self, content: bytes, *, invert: bool = False) -> Look:
+        """Return what the model makes of a picture file."""
+        with self._computing():
+            x = self._pixels(content, invert).to(self.device)
+            scores, effective = self._scores(x)
+            joint = scores + self._log_masses if self.apart else scores
+            task = int(joint.argmax()) if self.apart else None
+            z = self._ask(task, VAE.posterior, x.unsqueeze(0)).mean
+            seen, decoded = self._pngs(torch.cat([x.unsqueeze(0), self._ask(task, VAE.images, z)]))
+            shares = joint.softmax(0).tolist()
+            return Look(
+                seen,
+                Shown(decoded, Point(z[0].tolist(), task)),
+                float(joint.logsumexp(0)),
+                effective,
+                list(zip(shares, scores.tolist(), strict=True)) if self.apart else [],
+            )
+
+    # --- asking the model ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        alone = self.device.type == "cpu" and self._views[0].stacked
+        with self._lock, torch.no_grad(), one_thread(when=alone), matmul_precision(self.device):
+            yield
+
+    def _ask(self, task: int | None, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `function(model, *arguments)` of the model as it is for a task."""
+        view = self._views[task if self.networks and task is not None else 0]
+        return view.call(replica_of(view.tensors(), 0), function, *arguments)
+
+    def _by_task(
+        self, owners: Sequence[int | None], function: Callable[..., Tensor], option: object, *rows: Tensor
+    ) -> Tensor:
+        """Return `function(model, owner, option, *rows)`, its rows each by the model of their owner."""
+        places = {owner: [i for i, other in enumerate(owners) if other == owner] for owner in dict.fromkeys(owners)}
+        parts = [self._ask(o, function, o, option, *(row[mine] for row in rows)) for o, mine in places.items()]
+        order = torch.tensor([i for mine in places.values() for i in mine], device=self.device)
+        return torch.cat(parts)[order.argsort()]
+
+    def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[Shown]:
+        """Return the mean images at latents z (n, L); where the prior tells tasks apart, it says whose they are."""
+        images = self._by_task(owners, _images, None, z)
+        if self.apart and not self.networks:
+            owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
+        points = map(Point, z.tolist(), owners)
+        return [Shown(picture, point) for picture, point in zip(self._pngs(images), points, strict=True)]
+
+    def _scores(self, x: Tensor) -> tuple[Tensor, float]:
+        """Return log p(x | task) of each task, or log p(x) alone, for an image (D,); and the effective samples."""
+        if not self.networks:
+            found = log_likelihood_of_each_task(self._views[0], x, self.count, self.samples)
+            return found.own[0], float(found.effective_samples[0, 0])
+        each = [
+            log_likelihood(view, x.unsqueeze(0), self.samples, tasks=torch.tensor([task], device=self.device))
+            for task, view in enumerate(self._views)
+        ]
+        scores = torch.cat([found.own[0] for found in each])
+        return scores, float(each[int(scores.argmax())].effective_samples[0, 0])
+
+    # --- what comes in and goes out -----------------------------------------------------------------------------
+
+    def _task(self, task: int) -> int:
+        if not self.apart:
+            raise InputError(f"task {task}: method '{self.settings.method}' has one prior for all tasks; pick none")
+        if not 0 <= task < self.count:
+            raise InputError(f"task {task}: there are tasks 0 to {self.count - 1}")
+        return task
+
+    def _place(self, point: Point) -> Tensor:
+        """Return the latent (L,) of a place that came from outside."""
+        if point.task is not None:
+            self._task(point.task)
+        elif self.networks:
+            raise InputError("task: each task has its own networks, say which reads z")
+        if len(point.z) != self.settings.latent_dim:
+            raise InputError(f"z: {len(point.z)} numbers, the latent space has {self.settings.latent_dim} dimensions")
+        if not all(abs(number) <= FARTHEST for number in point.z):
+            raise InputError(f"z: numbers must lie within ±{FARTHEST:g}")
+        return torch.tensor(point.z, dtype=torch.float32, device=self.device)
+
+    def _pixels(self, content: bytes, invert: bool) -> Tensor:
+        """Return a picture file as an image (D,) of the model's kind: cut to its proportions, then resized."""
+        from PIL import Image, ImageOps
+
+        if len(self.shape) == 1:
+            raise InputError("this model has learned rows of features, not pictures")
+        picture = read_picture(io.BytesIO(content), "the picture", most_pixels=MOST_PIXELS, upright=True)
+        height, width = self.shape[-2:]
+        colours = Image.fromarray(picture).convert("RGB" if self.shape[0] == 3 and len(self.shape) == 3 else "L")
+        larger = picture.shape[0] >= height and picture.shape[1] >= width
+        method = Image.Resampling.BOX if larger else Image.Resampling.BICUBIC
+        fitted = np.asarray(ImageOps.fit(colours, (width, height), method), np.uint8)
+        images = as_images((255 - fitted if invert else fitted)[None], "the picture", self.shape)
+        return binarized(to_float(images, self.pixel_range).flatten(), self.binarize, TEST, (0, 0))
+
+    def _pngs(self, images: Tensor) -> list[bytes]:
+        """Return images (n, D) as PNG files."""
+        return [png(picture) for picture in singles(images.cpu().numpy(), self.shape, self.pixel_range)]
+
+
+def _images(model: VAE, task: int | None, option: None, z: Tensor) -> Tensor:
+    return model.images(z)
+
+
+def _draw(model: VAE, task: int | None, component: int | None, uniform: Tensor, normal: Tensor) -> Tensor:
+    """Return latents (n, L) from the prior, a task's part of it, or one component."""
+    if component is None:
+        return model.prior(model.posterior, task).sample(uniform, normal)  # type: ignore[no-any-return]
+    assert isinstance(model.prior, TaskMixture)
+    parts = model.prior.stored(model.posterior)
+    return DiagonalNormal(*(part[task, component] for part in parts)).rsample(normal)
+
+
+def _task_scores(model: VAE, z: Tensor, log_masses: Tensor) -> Tensor:
+    """Return log mass + log p(z | task), (T, n), of latents z (n, L)."""
+    count = len(log_masses)
+    tasks = torch.arange(count, device=z.device)
+    return log_masses.unsqueeze(1) + model.prior.log_probs(model.posterior, z.expand(count, -1, -1), tasks)[1]
+
+
+def _typical(run: Run, count: int, replica: int, *, own: bool) -> list[float | None]:
+    """Return the mean log-likelihood of each task's test images at the last evaluation; None where there is none."""
+    evaluations = [event for event in run.events("evaluation") if event["seen"] == count and "nll" in event]
+    if not evaluations:
+        return [None] * count
+    found = [task[replica] for task in evaluations[-1]["nll"]["own" if own else "per_task"]]
+    return [None if number is None else -number for number in found]

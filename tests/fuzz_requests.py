@@ -1,0 +1,140 @@
+"""Thousands of broken requests to the server: none may crash it or be answered with a server's error.
+
+`python tests/fuzz_requests.py RUN 10000` asks the application in this process.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2 as httpx
+
+#: Every address and how it is asked; the posted ones more often, since they take more.
+ADDRESSES = {"/": "GET", "/app.js": "GET", "/style.css": "GET", "/api/model": "GET", "/api/components/0": "GET"}
+POSTED = ("/api/sample", "/api/path", "/api/look")
+METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "NONSENSE")
+TYPES = (
+    "image/png",
+    "text/plain",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data",
+    "x",
+    "application/json;;",
+)
+KEYS = ("n", "seed", "task", "component", "start", "end", "frames", "z", "\ud800", "__proto__", "")
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 3, 24, 10**6, -(10**30), 10**400, 1e308, -0.5, float("nan"), float("inf")),
+    *("", "0", "x" * 3000, "\x00", "\ud800", "../../etc/passwd", [], {}, [[]], [0.0] * 4, [1e39] * 4, [0.0] * 5000),
+)
+#: A grey picture of one pixel, to be damaged.
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
+
+
+class Fuzzed(NamedTuple):
+    """How many requests were sent, how often each status came back, and what was not answered as it should be."""
+
+    tried: int
+    statuses: Counter[int]
+    failures: list[str]
+
+
+def fuzz(client: httpx.Client, count: int, seed: int = 0) -> Fuzzed:
+    """Send `count` random requests; whatever is no success must be the sender's fault (4xx)."""
+    chance, failures = random.Random(seed), []
+    statuses: Counter[int] = Counter()
+    latent_dim = client.get("/api/model").json()["latent_dim"]
+    for number in range(count):
+        request = _request(chance, latent_dim)
+        words = f"{number}: {request['method']} {request['url']!r} {request['content'][:80]!r}"
+        try:
+            status = client.request(**request).status_code
+        except httpx.InvalidURL:
+            continue  # never left this process
+        except Exception as error:  # the server broke off, or answered what is no answer
+            failures.append(f"{words}: {error!r}")
+            continue
+        statuses[status] += 1
+        if not 200 <= status < 500:
+            failures.append(f"{words}: status {status}")
+    return Fuzzed(count, statuses, failures)
+
+
+def _request(chance: random.Random, latent_dim: int) -> dict[str, Any]:
+    path = chance.choice((*ADDRESSES, *POSTED * 4))
+    method = ADDRESSES.get(path, "POST") if chance.random() < 0.9 else chance.choice(METHODS)
+    kind = "image/png" if path == "/api/look" else "application/json"
+    content = _body(chance, path, latent_dim)
+    if chance.random() < 0.1:
+        parts = ("..", "%2e%2e", "/", "%00", "%ff", "etc", "\\", "api", "é", "0")
+        path = "/" + "".join(chance.choice(parts) for _ in range(6))
+    if chance.random() < 0.2:
+        path += chance.choice(("?invert=1", "?invert=x", "?invert=%00", "?" + "a=1&" * 50, "/-1", "/" + "9" * 5000))
+    headers = {"content-type": kind if chance.random() < 0.9 else chance.choice(TYPES)}
+    if chance.random() < 0.04:
+        headers["host"] = chance.choice(("evil.example", "", "127.0.0.1:99999", "[::1", "localhost\t"))
+    if chance.random() < 0.04:
+        headers["origin"] = chance.choice(("null", "http://evil.example", "http://[", "\x7f"))
+    return {"method": method, "url": path, "headers": headers, "content": content}
+
+
+def _body(chance: random.Random, path: str, latent_dim: int) -> bytes:
+    """Return what the address takes, a little or wholly wrong."""
+    kind = chance.random()
+    if kind < 0.7 and path == "/api/look":
+        return _damaged(chance, PNG)
+    if kind < 0.7:
+        place = {"z": [chance.gauss(0, 2) for _ in range(latent_dim)], "task": chance.choice((0, 1, None))}
+        whole: dict[str, Any] = {"start": place, "end": dict(place), "frames": 3} if path == "/api/path" else {"n": 2}
+        for where in (whole, place):
+            if chance.random() < 0.4:
+                where[chance.choice(KEYS)] = _value(chance, 2)
+        return json.dumps(whole).encode()
+    if kind < 0.8:
+        return _damaged(chance, b'{"n": 3, "seed": 1}')
+    if kind < 0.85:
+        return b"[" * chance.choice((10, 20_000)) + b"]" * 10
+    return chance.choice((b"", b"null", b"NaN", b"\xff\xfe", chance.randbytes(chance.randrange(2000)), b" " * 70_000))
+
+
+def _value(chance: random.Random, depth: int) -> Any:
+    if depth and chance.random() < 0.3:
+        return {key: _value(chance, depth - 1) for key in chance.sample(KEYS, chance.randrange(4))}
+    return chance.choice(ODD)
+
+
+def _damaged(chance: random.Random, content: bytes) -> bytes:
+    """Flip, cut, or repeat some bytes."""
+    changed = bytearray(content)
+    for _ in range(chance.randrange(4)):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    if chance.random() < 0.2:
+        del changed[chance.randrange(len(changed)) :]
+    return bytes(changed) * (2 if chance.random() < 0.1 else 1)
+
+
+def main() -> None:
+    """Fuzz the application of a run."""
+    from starlette.testclient import TestClient
+
+    from boovae.run import load_trainer
+    from boovae.serve.app import make_app
+    from boovae.serve.play import Player
+
+    run, trainer = load_trainer(Path(sys.argv[1]), "cpu")
+    with run:
+        player = Player(run, trainer)
+    client = TestClient(make_app(player), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+    tried, statuses, failures = fuzz(client, int(sys.argv[2]) if len(sys.argv) > 2 else 10_000)
+    answers = ", ".join(f"{number} x {status}" for status, number in sorted(statuses.items()))
+    print(f"fuzzed requests: {tried} ({answers}), failures: {len(failures)}", *failures[:20], sep="\n")
+    raise SystemExit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
