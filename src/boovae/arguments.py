@@ -140,6 +140,30 @@ class Inspect:
 
 
 @dataclass(frozen=True)
+class Toy:
+    """Boosting on twelve Gaussians and on a ring: the literal objective runs away, three safeguards hold it."""
+
+    out: Path = Path("toy")
+    """Folder for toy.png and toy.csv."""
+    target: tuple[Literal["gaussians", "ring"], ...] = ("gaussians", "ring")
+    """What is approximated."""
+    objective: tuple[Literal["literal", "box", "floor", "forward"], ...] = ("literal", "box", "floor", "forward")
+    """How a component is learned."""
+    components: int | None = None
+    """How many components; two for the Gaussians and eight for the ring if not given."""
+    steps: int = 150
+    """Gradient steps per component."""
+    replicas: int = 5
+    """How many seeds at once."""
+    seed: int = 0
+    """Seed of the first replica; the others follow by one."""
+    device: Device = "auto"
+    """Where to compute."""
+    json: bool = False
+    """Print the numbers as JSON."""
+
+
+@dataclass(frozen=True)
 class Report:
     """Write one self-contained HTML page about one run, or about several side by side."""
 

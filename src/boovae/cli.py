@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 import boovae
-from boovae.arguments import Datasets, Eval, Extend, Inspect, Methods, Report, Sample, Train, Tune
+from boovae.arguments import Datasets, Eval, Extend, Inspect, Methods, Report, Sample, Toy, Train, Tune
 from boovae.config import Settings, resolve, to_toml
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 from boovae.show import print_components, print_rows, print_table, spread
@@ -164,6 +164,21 @@ def inspect(arguments: Inspect) -> None:
         _report(arguments.run, quiet=False)
 
 
+def toy(arguments: Toy) -> None:
+    """Boost on densities that can be seen."""
+    from boovae.experiments.toy import run
+
+    rows = run(arguments, _command())
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    head = ("target", "objective", "components", "KL to the mixture", "KL from the mixture")
+    last = {row["target"]: row["components"] for row in rows}
+    shown = [row for row in rows if row["components"] in (1, last[row["target"]])]
+    print_rows(head, _grouped(shown, head[:3], ("kl_target_mixture", "kl_mixture_target"), digits=3))
+    print(f"figure: {arguments.out / 'toy.png'}", file=sys.stderr)
+
+
 def report(arguments: Report) -> None:
     """Write the page."""
     from boovae.report import write_csv, write_report
@@ -204,6 +219,7 @@ VERBS: dict[str, tuple[Any, Any]] = {
     "eval": (Eval, evaluate),
     "sample": (Sample, sample),
     "inspect": (Inspect, inspect),
+    "toy": (Toy, toy),
     "report": (Report, report),
     "datasets": (Datasets, datasets),
     "methods": (Methods, methods),
@@ -297,6 +313,19 @@ def _report(folder: Path, *, quiet: bool) -> None:
     page = write_report([folder])
     if not quiet:
         print(f"report: {page}", file=sys.stderr)
+
+
+def _grouped(
+    rows: Sequence[dict[str, Any]], keys: Sequence[str], values: Sequence[str], digits: int
+) -> list[tuple[str, ...]]:
+    """Return the rows of all seeds that agree in `keys` as one, with mean and deviation of `values`."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
+    return [
+        (*names, *(spread([row[value] for row in group], digits) for value in values))
+        for names, group in groups.items()
+    ]
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:

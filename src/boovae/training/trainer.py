@@ -128,7 +128,7 @@ class Trainer:
 
     def learn(self, task: Task, observer: Observer) -> None:
         """Learn one task; continues in its middle if `load_state` put us there."""
-        with matmul_precision(self.device), _one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
+        with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
             resumed = self.control is not None
             if not resumed:
@@ -426,7 +426,7 @@ def matmul_precision(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _one_thread(*, when: bool) -> Iterator[None]:
+def one_thread(*, when: bool) -> Iterator[None]:
     """Compute on one core: tensors of small networks are not worth dividing, and results do not depend on the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if when else before)
