@@ -78,10 +78,9 @@ def run(arguments: Toy, command: str) -> list[dict[str, Any]]:
             raise InputError(f"{name} is {value}; it must be a whole number of at least {least}")
     device, folder = choose_device(arguments.device), prepared(arguments.out)
     seeds = range(arguments.seed, arguments.seed + arguments.replicas)
-    options = {"components": arguments.components, "steps": arguments.steps}
     with one_thread(when=device.type == "cpu"):
         fits = [
-            approximate(target, objective, seeds, device, **options)
+            approximate(target, objective, seeds, device, components=arguments.components, steps=arguments.steps)
             for target in arguments.target
             for objective in arguments.objective
         ]
