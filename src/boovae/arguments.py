@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -159,6 +159,19 @@ class Toy:
     """Seed of the first replica; the others follow by one."""
     device: Device = "auto"
     """Where to compute."""
+    json: bool = False
+    """Print the numbers as JSON."""
+
+
+@dataclass(frozen=True)
+class LatentMap(Configured, Settings):
+    """Show prior and aggregated posterior of a plane of latents, for a standard normal and for a method's prior."""
+
+    defaults: ClassVar[dict[str, Any]] = {"latent_dim": 2}
+    out: Path = Path("latent-map")
+    """Folder for latent_map.png and latent_map.csv."""
+    quiet: bool = False
+    """Show nothing but the result."""
     json: bool = False
     """Print the numbers as JSON."""
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 import boovae
-from boovae.arguments import Datasets, Eval, Extend, Inspect, Methods, Report, Sample, Toy, Train, Tune
-from boovae.config import Settings, resolve, to_toml
+from boovae.arguments import Datasets, Eval, Extend, Inspect, LatentMap, Methods, Report, Sample, Toy, Train, Tune
+from boovae.config import Settings, read_toml, resolve, to_toml
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 from boovae.show import print_components, print_rows, print_table, spread
 
@@ -179,6 +179,18 @@ def toy(arguments: Toy) -> None:
     print(f"figure: {arguments.out / 'toy.png'}", file=sys.stderr)
 
 
+def latent_map(arguments: LatentMap) -> None:
+    """Draw priors and aggregated posteriors."""
+    from boovae.experiments.latent_map import run
+
+    rows = run(_settings(arguments), arguments, _command())
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print_rows(("method", "tasks seen", "KL to the prior"), _grouped(rows, ("method", "tasks_seen"), ("kl",), digits=3))
+    print(f"figure: {arguments.out / 'latent_map.png'}", file=sys.stderr)
+
+
 def report(arguments: Report) -> None:
     """Write the page."""
     from boovae.report import write_csv, write_report
@@ -220,6 +232,7 @@ VERBS: dict[str, tuple[Any, Any]] = {
     "sample": (Sample, sample),
     "inspect": (Inspect, inspect),
     "toy": (Toy, toy),
+    "latent-map": (LatentMap, latent_map),
     "report": (Report, report),
     "datasets": (Datasets, datasets),
     "methods": (Methods, methods),
@@ -261,7 +274,10 @@ def _parsed(kind: Any, verb: str, words: list[str]) -> Any:
         words = ["--method", *words]  # boovae tune METHOD
     if issubclass(kind, Settings):
         config, preset = _value_of("--config", words), _value_of("--preset", words)
-        given = {name: _value_of(f"--{name}", words) for name in ("dataset", "method")}
+        given: dict[str, Any] = {name: _value_of(f"--{name}", words) for name in ("dataset", "method")}
+        own = getattr(kind, "defaults", {})  # what this command has by itself, unless the file says otherwise
+        named = read_toml(Path(config)) if config else {}
+        given |= {name: value for name, value in own.items() if name not in named}
         settings = resolve(given, Path(config) if config else None, preset)
         default = kind(**dataclasses.asdict(settings))
     return tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
@@ -278,7 +294,7 @@ def _value_of(name: str, words: list[str]) -> str | None:
     return value
 
 
-def _settings(arguments: Train | Tune) -> Settings:
+def _settings(arguments: Settings) -> Settings:
     return Settings(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(Settings)})
 
 

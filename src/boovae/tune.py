@@ -21,7 +21,8 @@ from boovae.config import Settings, from_mapping
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.metrics.evaluation import log_likelihood_of_tasks
-from boovae.training.trainer import Event, Trainer, matmul_precision
+from boovae.progress import Watch
+from boovae.training.trainer import Trainer, matmul_precision
 
 if TYPE_CHECKING:
     from boovae.data import Stream
@@ -75,7 +76,7 @@ def search(
         seeds=[settings.seed + seed for _ in values for seed in range(seeds)],
         candidates={setting: [value for value in values for _ in range(seeds)]},
     )
-    watch = _Watch(display)
+    watch = Watch(display)
     for index, task in enumerate(planned):
         display.task(index, len(planned), task.name, settings.epochs)
         trainer.learn(task, watch)
@@ -124,20 +125,3 @@ def _what(settings: Settings, setting: str | None, values: Sequence[float] | Non
     for value in chosen:  # a bad value is refused before anything is trained
         from_mapping({**dataclasses.asdict(settings), setting: value})
     return setting, chosen
-
-
-class _Watch:
-    """Shows the training of a search."""
-
-    def __init__(self, display: Display) -> None:
-        self.display = display
-
-    def event(self, event: Event) -> None:
-        """Keep nothing."""
-
-    def block(self, trainer: Trainer) -> None:
-        """Write nothing."""
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        """Show an epoch."""
-        self.display.epoch(event)
