@@ -51,6 +51,10 @@ class Train(Configured, Measures, Settings):
 
     out: Path | None = None
     """Run folder; runs/DATASET-METHOD-HASH if not given."""
+    detect_tasks: bool = False
+    """Take the borders between tasks away and find them from the ELBO; what was found is kept as --borders."""
+    detect_first: int = 100
+    """With --detect-tasks: images from which the beginning of a task is learned; no shorter task is found."""
     resume: Literal["auto", "always", "never"] = "auto"
     """Continue a run that was stopped: if there is one, in any case, or never."""
     compile: Literal["auto", "on", "off"] = "auto"
@@ -170,6 +174,37 @@ class LatentMap(Configured, Settings):
     defaults: ClassVar[dict[str, Any]] = {"latent_dim": 2}
     out: Path = Path("latent-map")
     """Folder for latent_map.png and latent_map.csv."""
+    quiet: bool = False
+    """Show nothing but the result."""
+    json: bool = False
+    """Print the numbers as JSON."""
+
+
+@dataclass(frozen=True)
+class Replay(Configured, Settings):
+    """Teach a classifier tasks one after another while generators stand in for the old images."""
+
+    defaults: ClassVar[dict[str, Any]] = {"classes_per_task": 2}
+    out: Path = Path("replay")
+    """Folder for replay.png and replay.csv."""
+    curve: tuple[Literal["exact", "none", "boo", "method", "scratch"], ...] = (
+        "exact",
+        "none",
+        "boo",
+        "method",
+        "scratch",
+    )
+    """What stands in for the past: all images, nothing, samples of boo, of --method, of a VAE made anew each time."""
+    classifier_epochs: int = 200
+    """Epochs of the classifier per task."""
+    classifier_batch: int = 500
+    """Images per step of the classifier."""
+    dropout: float = 0.2
+    """Share of the classifier's units that are dropped."""
+    reconstruct: bool = True
+    """The classifier also sees the current images as the generator shows them, so that looks do not give away age."""
+    samples_per_image: int = 100
+    """Importance samples of the classifier that reads p(class | x) off the prior."""
     quiet: bool = False
     """Show nothing but the result."""
     json: bool = False

@@ -15,10 +15,23 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 import boovae
-from boovae.arguments import Datasets, Eval, Extend, Inspect, LatentMap, Methods, Report, Sample, Toy, Train, Tune
+from boovae.arguments import (
+    Datasets,
+    Eval,
+    Extend,
+    Inspect,
+    LatentMap,
+    Methods,
+    Replay,
+    Report,
+    Sample,
+    Toy,
+    Train,
+    Tune,
+)
 from boovae.config import Settings, read_toml, resolve, to_toml
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
-from boovae.show import print_components, print_rows, print_table, spread
+from boovae.show import grouped, print_components, print_rows, print_table, spread
 
 if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
@@ -31,6 +44,8 @@ def train(arguments: Train) -> None:
     from boovae.run import train as run_train
 
     settings = _settings(arguments)
+    if arguments.detect_tasks:
+        settings = _with_borders(settings, arguments)
     stream = load_data(settings, arguments.data_dir)
     out = arguments.out or _default_folder(settings)
     run_train(
@@ -175,7 +190,7 @@ def toy(arguments: Toy) -> None:
     head = ("target", "objective", "components", "KL to the mixture", "KL from the mixture")
     last = {row["target"]: row["components"] for row in rows}
     shown = [row for row in rows if row["components"] in (1, last[row["target"]])]
-    print_rows(head, _grouped(shown, head[:3], ("kl_target_mixture", "kl_mixture_target"), digits=3))
+    print_rows(head, grouped(shown, head[:3], ("kl_target_mixture", "kl_mixture_target"), digits=3))
     print(f"figure: {arguments.out / 'toy.png'}", file=sys.stderr)
 
 
@@ -187,8 +202,24 @@ def latent_map(arguments: LatentMap) -> None:
     if arguments.json:
         print(json.dumps(rows))
         return
-    print_rows(("method", "tasks seen", "KL to the prior"), _grouped(rows, ("method", "tasks_seen"), ("kl",), digits=3))
+    print_rows(("method", "tasks seen", "KL to the prior"), grouped(rows, ("method", "tasks_seen"), ("kl",), digits=3))
     print(f"figure: {arguments.out / 'latent_map.png'}", file=sys.stderr)
+
+
+def replay(arguments: Replay) -> None:
+    """Teach classifiers with generated images."""
+    from boovae.experiments.replay import run
+
+    rows = run(_settings(arguments), arguments, _command())
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    head = ("curve", "tasks seen", "task-incremental", "class-incremental")
+    seen = max(row["tasks_seen"] for row in rows)
+    last = [row for row in rows if row["tasks_seen"] == seen]
+    values = ("task_incremental", "class_incremental")
+    print_rows(head, grouped(last, ("curve", "tasks_seen"), values, digits=4))
+    print(f"figure: {arguments.out / 'replay.png'}", file=sys.stderr)
 
 
 def report(arguments: Report) -> None:
@@ -233,6 +264,7 @@ VERBS: dict[str, tuple[Any, Any]] = {
     "inspect": (Inspect, inspect),
     "toy": (Toy, toy),
     "latent-map": (LatentMap, latent_map),
+    "replay": (Replay, replay),
     "report": (Report, report),
     "datasets": (Datasets, datasets),
     "methods": (Methods, methods),
@@ -298,6 +330,16 @@ def _settings(arguments: Settings) -> Settings:
     return Settings(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(Settings)})
 
 
+def _with_borders(settings: Settings, arguments: Train) -> Settings:
+    """Return the settings with the borders that are found in the stream, or were when the run began."""
+    from boovae.detect import detected
+
+    begun = arguments.out / "config.toml" if arguments.out else None
+    if begun is not None and begun.is_file() and arguments.resume != "never":
+        return dataclasses.replace(settings, borders=tuple(read_toml(begun).get("borders", ())))
+    return detected(settings, arguments)
+
+
 def _default_folder(settings: Settings) -> Path:
     """Return a folder name that is the same for the same settings, so that the same command continues its run."""
     digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:8]
@@ -329,19 +371,6 @@ def _report(folder: Path, *, quiet: bool) -> None:
     page = write_report([folder])
     if not quiet:
         print(f"report: {page}", file=sys.stderr)
-
-
-def _grouped(
-    rows: Sequence[dict[str, Any]], keys: Sequence[str], values: Sequence[str], digits: int
-) -> list[tuple[str, ...]]:
-    """Return the rows of all seeds that agree in `keys` as one, with mean and deviation of `values`."""
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
-    return [
-        (*names, *(spread([row[value] for row in group], digits) for value in values))
-        for names, group in groups.items()
-    ]
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ class Settings:
     """How many classes make one task."""
     class_order: tuple[int, ...] | None = None
     """The order in which the classes come; the dataset's own if not given."""
+    borders: tuple[int, ...] | None = None
+    """Cut the training images, class after class, at these places instead of between classes (see --detect-tasks)."""
     limit: int | None = None
     """At most this many images per class and split."""
     binarize: Literal["none", "dynamic", "threshold"] = "none"
@@ -101,6 +103,13 @@ class Settings:
     """Distill: hold the encoder (on images decoded from the old prior)."""
     distill_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
     """Distill: both sides of the divergence, KL[old | new] or KL[new | old]."""
+
+    flow_layers: int = 4
+    """Boo-flow: affine couplings of the flow; 0 is the identity."""
+    flow_width: int = 128
+    """Boo-flow: hidden units of a coupling."""
+    flow_drift: float = 10.0
+    """Boo-flow: weight of the squared distance the flow moves old components, times (images before / images now)."""
 
     ewc_strength: float = 100.0
     """EWC: weight of the quadratic penalty; 1 is what Bayes says of a diagonal Gaussian."""
@@ -176,12 +185,20 @@ class Settings:
         for name in ("boo_floor", "boo_prune"):
             value = getattr(self, name)
             _require(0 <= value < 1, name, value, "a share of at least 0 and under 1")
-        for name in ("ewc_images", "coreset_images", "replay_images"):
+        for name in ("flow_width", "ewc_images", "coreset_images", "replay_images"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         _require(0 <= self.ewc_decay <= 1, "ewc_decay", self.ewc_decay, "a number from 0 to 1")
         _require(self.si_damping > 0, "si_damping", self.si_damping, "a number above 0")
         _require(math.isfinite(self.vcl_log_variance), "vcl_log_variance", self.vcl_log_variance, "a number")
-        for name in ("ewc_strength", "si_strength", "vcl_weight", "mog_lambda", "replay_weight"):
+        for name in (
+            "flow_layers",
+            "flow_drift",
+            "ewc_strength",
+            "si_strength",
+            "vcl_weight",
+            "mog_lambda",
+            "replay_weight",
+        ):
             value = getattr(self, name)
             _require(math.isfinite(value) and value >= 0, name, value, "a number of at least 0")
         for name in ("boo_lambda", "boo_tolerance"):
