@@ -6,12 +6,14 @@ standard deviations of the reference, are added up, less a slack, and never unde
 
     s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
 
-and where the sum passes the threshold the data have changed, since it last was zero. The limit keeps one odd image from
-raising an alarm. The images up to there are a finished task, those behind it begin the next.
+and where the sum passes the threshold the data have changed since it last was zero; from then on, the change is where
+drops begin to be nearer to the limit than to zero. The limit keeps one odd image from raising an alarm. The images up to
+there are a finished task, those behind it begin the next.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -66,7 +68,7 @@ class ChangeDetector:
         self.slack, self.limit, self.threshold = slack, limit, threshold
         self.sum = 0.0
         self.seen = 0
-        self._onset = 0  # images fed when the sum was zero for the last time
+        self._drops: list[float] = []  # since the sum was zero for the last time
 
     def feed(self, values: Tensor) -> int | None:
         """Take the ELBO of the next images (n,); return how many of all fed were still of the task, if it has ended."""
@@ -75,11 +77,17 @@ class ChangeDetector:
         for drop in drops.nan_to_num(nan=self.limit).clamp(max=self.limit).tolist():
             self.seen += 1
             self.sum += drop - self.slack
+            self._drops.append(drop)
             if self.sum <= 0:
-                self.sum, self._onset = 0.0, self.seen
+                self.sum, self._drops = 0.0, []
             if self.sum > self.threshold:
-                return self._onset
+                return self.seen - len(self._drops) + self._onset()
         return None
+
+    def _onset(self) -> int:
+        """Return after how many of the last drops the change came; those behind it are nearer the limit than 0."""
+        sums = [0.0, *itertools.accumulate(drop - self.limit / 2 for drop in self._drops)]
+        return sums.index(min(sums))
 
 
 class TaskFinder:
