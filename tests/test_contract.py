@@ -27,6 +27,8 @@ COMBINED = [
     {"method": "boo+ewc"},
     {"method": "boo+replay"},
     {"method": "boo+multihead"},
+    {"method": "boo-flow+distill"},
+    {"method": "scratch", "prior": "vamp"},
     {"method": "multihead+ewc"},
     {"method": "mog+distill"},
 ]

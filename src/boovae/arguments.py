@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -59,6 +59,10 @@ class Train(Configured, Logs, Settings):
 
     out: Path | None = None
     """Run folder; runs/DATASET-METHOD-HASH if not given."""
+    detect_tasks: bool = False
+    """Take the borders between tasks away and find them from the ELBO; what was found is kept as --borders."""
+    detect_first: int = 100
+    """With --detect-tasks: images from which the beginning of a task is learned; no shorter task is found."""
     resume: Literal["auto", "always", "never"] = "auto"
     """Continue a run that was stopped: if there is one, in any case, or never."""
     compile: Literal["auto", "on", "off"] = "auto"
@@ -161,6 +165,74 @@ class Export:
     """Sample only from this task's part of the prior (counting from 0)."""
     replica: int = 0
     """Which replica to take."""
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Boosting on twelve Gaussians and on a ring: the literal objective runs away, three safeguards hold it."""
+
+    out: Path = Path("toy")
+    """Folder for toy.png and toy.csv."""
+    target: tuple[Literal["gaussians", "ring"], ...] = ("gaussians", "ring")
+    """What is approximated."""
+    objective: tuple[Literal["literal", "box", "floor", "forward"], ...] = ("literal", "box", "floor", "forward")
+    """How a component is learned."""
+    components: int | None = None
+    """How many components; two for the Gaussians and eight for the ring if not given."""
+    steps: int = 150
+    """Gradient steps per component."""
+    replicas: int = 5
+    """How many seeds at once."""
+    seed: int = 0
+    """Seed of the first replica; the others follow by one."""
+    device: Device = "auto"
+    """Where to compute."""
+    json: bool = False
+    """Print the numbers as JSON."""
+
+
+@dataclass(frozen=True)
+class LatentMap(Configured, Settings):
+    """Show prior and aggregated posterior of a plane of latents, for a standard normal and for a method's prior."""
+
+    defaults: ClassVar[dict[str, Any]] = {"latent_dim": 2}
+    out: Path = Path("latent-map")
+    """Folder for latent_map.png and latent_map.csv."""
+    quiet: bool = False
+    """Show nothing but the result."""
+    json: bool = False
+    """Print the numbers as JSON."""
+
+
+@dataclass(frozen=True)
+class Replay(Configured, Settings):
+    """Teach a classifier tasks one after another while generators stand in for the old images."""
+
+    defaults: ClassVar[dict[str, Any]] = {"classes_per_task": 2}
+    out: Path = Path("replay")
+    """Folder for replay.png and replay.csv."""
+    curve: tuple[Literal["exact", "none", "boo", "method", "scratch"], ...] = (
+        "exact",
+        "none",
+        "boo",
+        "method",
+        "scratch",
+    )
+    """What stands in for the past: all images, nothing, samples of boo, of --method, of a VAE made anew each time."""
+    classifier_epochs: int = 200
+    """Epochs of the classifier per task."""
+    classifier_batch: int = 500
+    """Images per step of the classifier."""
+    dropout: float = 0.2
+    """Share of the classifier's units that are dropped."""
+    reconstruct: bool = True
+    """The classifier also sees the current images as the generator shows them, so that looks do not give away age."""
+    samples_per_image: int = 100
+    """Importance samples of the classifier that reads p(class | x) off the prior."""
+    quiet: bool = False
+    """Show nothing but the result."""
+    json: bool = False
+    """Print the numbers as JSON."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,26 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 import boovae
-from boovae.arguments import Bench, Datasets, Eval, Export, Extend, Inspect, Methods, Report, Sample, Serve, Train, Tune
-from boovae.config import Settings, folder_name, resolve
+from boovae.arguments import (
+    Bench,
+    Datasets,
+    Eval,
+    Export,
+    Extend,
+    Inspect,
+    LatentMap,
+    Methods,
+    Replay,
+    Report,
+    Sample,
+    Serve,
+    Toy,
+    Train,
+    Tune,
+)
+from boovae.config import Settings, folder_name, read_toml, resolve
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
-from boovae.show import print_components, print_rows, print_table, spread
+from boovae.show import grouped, print_components, print_rows, print_table, spread
 
 if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
@@ -30,6 +46,8 @@ def train(arguments: Train) -> None:
     from boovae.run import train as run_train
 
     settings = _settings(arguments)
+    if arguments.detect_tasks:
+        settings = _with_borders(settings, arguments)
     stream = load_data(settings, arguments.data_dir)
     out = arguments.out or Path("runs") / folder_name(settings)
     run_train(
@@ -180,6 +198,49 @@ def export(arguments: Export) -> None:
         print(path)
 
 
+def toy(arguments: Toy) -> None:
+    """Boost on densities that can be seen."""
+    from boovae.experiments.toy import run
+
+    rows = run(arguments, _command())
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    head = ("target", "objective", "components", "KL to the mixture", "KL from the mixture")
+    last = {row["target"]: row["components"] for row in rows}
+    shown = [row for row in rows if row["components"] in (1, last[row["target"]])]
+    print_rows(head, grouped(shown, head[:3], ("kl_target_mixture", "kl_mixture_target"), digits=3))
+    print(f"figure: {arguments.out / 'toy.png'}", file=sys.stderr)
+
+
+def latent_map(arguments: LatentMap) -> None:
+    """Draw priors and aggregated posteriors."""
+    from boovae.experiments.latent_map import run
+
+    rows = run(_settings(arguments), arguments, _command())
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print_rows(("method", "tasks seen", "KL to the prior"), grouped(rows, ("method", "tasks_seen"), ("kl",), digits=3))
+    print(f"figure: {arguments.out / 'latent_map.png'}", file=sys.stderr)
+
+
+def replay(arguments: Replay) -> None:
+    """Teach classifiers with generated images."""
+    from boovae.experiments.replay import run
+
+    rows = run(_settings(arguments), arguments, _command())
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    head = ("curve", "tasks seen", "task-incremental", "class-incremental")
+    seen = max(row["tasks_seen"] for row in rows)
+    last = [row for row in rows if row["tasks_seen"] == seen]
+    values = ("task_incremental", "class_incremental")
+    print_rows(head, grouped(last, ("curve", "tasks_seen"), values, digits=4))
+    print(f"figure: {arguments.out / 'replay.png'}", file=sys.stderr)
+
+
 def report(arguments: Report) -> None:
     """Write the page."""
     from boovae.report import write_csv, write_report
@@ -253,6 +314,9 @@ VERBS: dict[str, tuple[Any, Any]] = {
     "sample": (Sample, sample),
     "inspect": (Inspect, inspect),
     "export": (Export, export),
+    "toy": (Toy, toy),
+    "latent-map": (LatentMap, latent_map),
+    "replay": (Replay, replay),
     "report": (Report, report),
     "bench": (Bench, bench),
     "serve": (Serve, serve),
@@ -296,7 +360,10 @@ def parsed(verb: str, words: list[str]) -> Any:
         words = ["--method", *words]  # boovae tune METHOD
     if issubclass(kind, Settings):
         config, preset = _value_of("--config", words), _value_of("--preset", words)
-        given = {name: _value_of(f"--{name}", words) for name in ("dataset", "method")}
+        given: dict[str, Any] = {name: _value_of(f"--{name}", words) for name in ("dataset", "method")}
+        own = getattr(kind, "defaults", {})  # what this command has by itself, unless the file says otherwise
+        named = read_toml(Path(config)) if config else {}
+        given |= {name: value for name, value in own.items() if name not in named}
         settings = resolve(given, Path(config) if config else None, preset)
         default = kind(**dataclasses.asdict(settings))
     return tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
@@ -313,8 +380,18 @@ def _value_of(name: str, words: list[str]) -> str | None:
     return value
 
 
-def _settings(arguments: Train | Tune) -> Settings:
+def _settings(arguments: Settings) -> Settings:
     return Settings(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(Settings)})
+
+
+def _with_borders(settings: Settings, arguments: Train) -> Settings:
+    """Return the settings with the borders that are found in the stream, or were when the run began."""
+    from boovae.detect import detected
+
+    begun = arguments.out / "config.toml" if arguments.out else None
+    if begun is not None and begun.is_file() and arguments.resume != "never":
+        return dataclasses.replace(settings, borders=tuple(read_toml(begun).get("borders", ())))
+    return detected(settings, arguments)
 
 
 def _check_choice(trainer: Trainer, task: int | None, replica: int) -> None:

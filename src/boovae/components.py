@@ -55,6 +55,11 @@ class Minorisation:
         self.settings, self.box = settings, box
         self._descent: Descent | None = None
 
+    @staticmethod
+    def component(model: VAE, inputs: Tensor) -> DiagonalNormal:
+        """Return the Gaussians that pseudo-inputs (K, D) stand for, of one replica."""
+        return model.posterior(inputs)
+
     # --- all components together --------------------------------------------------------------------------------
 
     def fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> Tensor | None:
@@ -71,7 +76,7 @@ class Minorisation:
             last = epoch == _last_fit(settings.boo_until, settings.epochs)
             if settings.boo_tolerance > 0 or last:
                 fresh = self.codes(replicas, task, (*key, "curve"))[2]
-                log_components = vmap(component_log_probs)(self._encoded(replicas, inputs), fresh)
+                log_components = vmap(component_log_probs)(self.encoded(replicas, inputs), fresh)
                 order, curve = gain_curve(log_components)
                 if settings.boo_tolerance > 0:
                     unwanted = _beyond_tolerance(order, curve, settings.boo_tolerance)
@@ -87,7 +92,7 @@ class Minorisation:
 
         def loss(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
             network, z = arguments
-            components = replicas.call(network, VAE.posterior, learned[0])
+            components = replicas.call(network, self.component, learned[0])
             return mixture_loss(components, torch.log_softmax(learned[1], -1), z)
 
         if self._descent is None:
@@ -95,7 +100,7 @@ class Minorisation:
         start, arguments = [inputs, log_weights], (_network(replicas), z)
         inputs, logits = self._descent(start, arguments, steps=settings.boo_steps, rate=settings.boo_rate)
         inputs, logits = (_sound(*pair) for pair in zip((inputs, logits), start, strict=True))
-        log_components = vmap(component_log_probs)(self._encoded(replicas, inputs), z)
+        log_components = vmap(component_log_probs)(self.encoded(replicas, inputs), z)
         return inputs, em_weights(log_components, torch.log_softmax(logits, -1)).clamp(min=EMPTY)
 
     # --- one component after another ----------------------------------------------------------------------------
@@ -114,7 +119,7 @@ class Minorisation:
             log_weights = buffers["prior.live_log_weights"].clone()
             fresh = self.codes(replicas, task, (*key, "curve"))[2]
             buffers["prior.live_inputs"][:, slot] = learned
-            parts = self._encoded(replicas, buffers["prior.live_inputs"])
+            parts = self.encoded(replicas, buffers["prior.live_inputs"])
             log_components = vmap(component_log_probs)(parts, fresh)
             divergence = cross_entropy(log_components, log_weights)
             grown = self._weighted(replicas, parts, posterior, z, log_weights, slot, key)
@@ -143,7 +148,7 @@ class Minorisation:
 
         def loss(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
             network, *rest = arguments
-            h: DiagonalNormal = replicas.call(network, VAE.posterior, learned[0])
+            h: DiagonalNormal = replicas.call(network, self.component, learned[0])
             return literal_loss(h, noise, *rest) if literal else forward_loss(h, learned[1], *rest)
 
         if self._descent is None:
@@ -249,7 +254,7 @@ class Minorisation:
         z = self.codes(replicas, task, ("boo", task.index, "step back"))[2]
         log_weights = replicas.buffers["prior.live_log_weights"]
         with torch.no_grad():
-            parts = self._encoded(replicas, replicas.buffers["prior.live_inputs"])
+            parts = self.encoded(replicas, replicas.buffers["prior.live_inputs"])
             fitted = em_weights(vmap(component_log_probs)(parts, z), log_weights)
             log_weights.copy_(vmap(functools.partial(dropped, threshold=self.settings.boo_prune))(fitted))
 
@@ -266,13 +271,15 @@ class Minorisation:
             else torch.stack([own[index] for own, index in zip(task.train, chosen, strict=True)])
         )
         noise = generators.draw(Draw("normal", (images.shape[1], self.settings.latent_dim)), *key, "codes")
-        posterior = self._encoded(replicas, images)
+        with torch.no_grad():
+            posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
         return images, posterior, posterior.rsample(noise)
 
     @torch.no_grad()
-    def _encoded(self, replicas: Replicas, images: Tensor) -> DiagonalNormal:
-        posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
-        return posterior
+    def encoded(self, replicas: Replicas, inputs: Tensor) -> DiagonalNormal:
+        """Return the components of pseudo-inputs (R, K, D)."""
+        components: DiagonalNormal = replicas.map(self.component, inputs)
+        return components
 
     def _starts(self, replicas: Replicas, images: Tensor, posterior: DiagonalNormal, key: Key) -> tuple[Tensor, Tensor]:
         """Return where K pseudo-inputs start (R, K, D), and their log-weights (R, K)."""
@@ -296,8 +303,9 @@ def _sound(learned: Tensor, start: Tensor) -> Tensor:
 
 
 def _network(replicas: Replicas) -> dict[str, Tensor]:
-    """Return the tensors of the networks, without the prior's."""
-    return {name: tensor for name, tensor in replicas.tensors().items() if not name.startswith("prior.")}
+    """Return the tensors of the networks and what the prior learns with them, without what it stores."""
+    buffers = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
+    return {**replicas.parameters, **buffers}
 
 
 def _last_fit(until: int, epochs: int) -> int:

@@ -32,6 +32,8 @@ class Settings:
     """How many classes make one task."""
     class_order: tuple[int, ...] | None = None
     """The order in which the classes come; the dataset's own if not given."""
+    borders: tuple[int, ...] | None = None
+    """Cut the training images, class after class, at these places instead of between classes (see --detect-tasks)."""
     limit: int | None = None
     """At most this many images per class and split."""
     binarize: Literal["none", "dynamic", "threshold"] = "none"
@@ -104,6 +106,13 @@ class Settings:
     """Distill: hold the encoder (on images decoded from the old prior)."""
     distill_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
     """Distill: both sides of the divergence, KL[old | new] or KL[new | old]."""
+
+    flow_layers: int = 4
+    """Boo-flow: affine couplings of the flow; 0 is the identity."""
+    flow_width: int = 128
+    """Boo-flow: hidden units of a coupling."""
+    flow_drift: float = 10.0
+    """Boo-flow: weight of the squared distance the flow moves old components, times (images before / images now)."""
 
     ewc_strength: float = 100.0
     """EWC: weight of the quadratic penalty; 1 is what Bayes says of a diagonal Gaussian."""
@@ -189,14 +198,14 @@ def flag(name: str) -> str:
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "replicas epochs batch_size latent_dim components samples generated plateau_patience early_stop "
-        "classes_per_task distill_latents boo_until boo_samples ewc_images coreset_images replay_images",
+        "classes_per_task distill_latents boo_until boo_samples flow_width ewc_images coreset_images replay_images",
         lambda value: value >= 1,
         "a whole number of at least 1",
     ),
     ("tasks limit", lambda value: value is None or value >= 1, "a whole number of at least 1, or leave it out"),
     (
         "kl_warmup kl_weight seed data_seed distill_weight boo_steps boo_rate boo_lambda boo_tolerance "
-        "ewc_strength si_strength vcl_weight mog_lambda replay_weight",
+        "flow_layers flow_drift ewc_strength si_strength vcl_weight mog_lambda replay_weight",
         lambda value: 0 <= value < math.inf,
         "a number of at least 0",
     ),

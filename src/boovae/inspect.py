@@ -166,7 +166,7 @@ def _gaussians_and_images(model: VAE, task: int) -> tuple[DiagonalNormal, Tensor
     """Return a task's Gaussians (K, L) of one replica and the mean images (K, D) at their means."""
     assert isinstance(model.prior, TaskMixture)
     parts = DiagonalNormal(*(part[task] for part in model.prior.stored(model.posterior)))
-    return parts, model.images(parts.mean)
+    return parts, model.images(model.prior.outward(parts.mean))
 
 
 # --- dropping -------------------------------------------------------------------------------------------------------

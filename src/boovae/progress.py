@@ -153,6 +153,25 @@ def make_display(*, quiet: bool) -> Display:
     return Live() if sys.stderr.isatty() else Lines()
 
 
+class Watch:
+    """Watches a trainer that has no run folder: shows epochs and notes, keeps nothing."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Pass on what a method has to say."""
+        if event["event"] == "note":
+            self.display.note(event["text"])
+
+    def block(self, trainer: Any) -> None:
+        """Write nothing."""
+
+    def epoch(self, trainer: Any, event: dict[str, Any]) -> None:
+        """Show an epoch."""
+        self.display.epoch(event)
+
+
 def _losses(event: dict[str, Any]) -> str:
     losses = event["valid"]["loss"]
     shown = " ".join("-" if loss is None else f"{loss:.2f}" for loss in losses[:5])

@@ -11,6 +11,7 @@ from typing import Any
 from boovae.config import Settings
 from boovae.data import DATASETS, Stream, Task, load_stream
 from boovae.data.arrays import MAX_CLASSES
+from boovae.data.borders import recut
 from boovae.errors import InputError
 
 Event = dict[str, Any]
@@ -23,7 +24,7 @@ def load_data(
     name = settings.dataset if source is None else source
     if not download and name in DATASETS and not DATASETS[name].is_present(data_dir):
         raise InputError(f"{name} is not on this disk")
-    return load_stream(
+    stream = load_stream(
         name,
         data_dir=data_dir,
         seed=settings.data_seed,
@@ -32,6 +33,7 @@ def load_data(
         limit=settings.limit,
         binarize=settings.binarize,
     )
+    return stream if settings.borders is None or source is not None else recut(stream, settings.borders)
 
 
 @dataclass

@@ -212,7 +212,7 @@ def train(
     """
     check_trackers(log)
     chosen = choose_device(device)
-    planned = _planned(stream, settings)
+    planned = planned_tasks(stream, settings)
     trainer = Trainer(
         settings,
         stream.shape,
@@ -298,7 +298,8 @@ def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Tr
     return Trainer(run.settings, tuple(head["shape"]), (low, high), binarize=binarize, device=device, compile=compile)
 
 
-def _planned(stream: Stream, settings: Settings) -> Stream:
+def planned_tasks(stream: Stream, settings: Settings) -> Stream:
+    """Return the tasks that the settings ask for."""
     if settings.tasks is not None and settings.tasks > len(stream):
         raise InputError(
             f"--tasks is {settings.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many"

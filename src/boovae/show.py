@@ -66,6 +66,19 @@ def spread(values: Sequence[float | None] | None, digits: int = 2) -> str:
     return f"{statistics.fmean(good):.{digits}f}{deviation}"
 
 
+def grouped(
+    rows: Sequence[Mapping[str, Any]], keys: Sequence[str], values: Sequence[str], digits: int
+) -> list[tuple[str, ...]]:
+    """Return the rows of all seeds that agree in `keys` as one, with mean and deviation of `values`."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
+    return [
+        (*names, *(spread([row[value] for row in group], digits) for value in values))
+        for names, group in groups.items()
+    ]
+
+
 def print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a plain table, as wide as the terminal."""
     from rich.console import Console

@@ -22,7 +22,7 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.machine import matmul_precision
 from boovae.metrics.evaluation import log_likelihood_of_tasks
-from boovae.training.events import Event
+from boovae.progress import Watch
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def search(
         seeds=[settings.seed + seed for _ in values for seed in range(seeds)],
         candidates={setting: [value for value in values for _ in range(seeds)]},
     )
-    watch = _Watch(display)
+    watch = Watch(display)
     for index, task in enumerate(planned):
         display.task(index, len(planned), task.name, settings.epochs)
         trainer.learn(task, watch)
@@ -126,20 +126,3 @@ def _what(settings: Settings, setting: str | None, values: Sequence[float] | Non
     for value in chosen:  # a bad value is refused before anything is trained
         from_mapping({**dataclasses.asdict(settings), setting: value})
     return setting, chosen
-
-
-class _Watch:
-    """Shows the training of a search."""
-
-    def __init__(self, display: Display) -> None:
-        self.display = display
-
-    def event(self, event: Event) -> None:
-        """Keep nothing."""
-
-    def block(self, trainer: Trainer) -> None:
-        """Write nothing."""
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        """Show an epoch."""
-        self.display.epoch(event)

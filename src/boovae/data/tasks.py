@@ -230,12 +230,13 @@ def build_stream(
         classes = tuple(int(label) for label in np.unique(labels[task_of == index]))
         tasks.append(Task(task_name, **parts, classes=classes))
     record = {"dataset": name, "seed": int(seed), "how": how, "binarize": binarize, **(extra or {})}
-    record |= _sizes(tasks)
+    record |= sizes_record(tasks)
     record["digest"] = _digest(images, labels, split, pixel_range, binarize, seed)
     return Stream(name, images.shape[1:], class_names, pixel_range, binarize, record, tuple(tasks))
 
 
-def _sizes(tasks: Sequence[Task]) -> dict[str, Any]:
+def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
+    """Return how many images there are, in all and task by task, for the record of a split."""
     per_task = [
         {"name": task.name, "classes": list(task.classes)}
         | {split: len(getattr(task, split).labels) for split in SPLITS}

@@ -6,6 +6,7 @@ from boovae.config import Settings
 from boovae.errors import InputError, unknown_name
 from boovae.methods.base import Combination, Method, TaskImages
 from boovae.methods.boo import Boo
+from boovae.methods.boo_flow import BooFlow
 from boovae.methods.coreset import Coreset
 from boovae.methods.distill import Distill
 from boovae.methods.ewc import EWC
@@ -13,6 +14,7 @@ from boovae.methods.joint import Joint
 from boovae.methods.mog import MoG
 from boovae.methods.multihead import Multihead
 from boovae.methods.replay import Replay
+from boovae.methods.scratch import Scratch
 from boovae.methods.si import SI
 from boovae.methods.standard import Standard
 from boovae.methods.vcl import VCL
@@ -21,15 +23,22 @@ ALL: tuple[type[Method], ...] = (
     Standard,
     Joint,
     Boo,
+    BooFlow,
     Distill,
     MoG,
     Multihead,
     Coreset,
     Replay,
+    Scratch,
     EWC,
     SI,
     VCL,
 )
+#: Methods that cannot be combined, and why.
+ALONE = {
+    "joint": "keeps everything, there is nothing to protect",
+    "scratch": "starts afresh at every task, there is nothing to protect",
+}
 METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
 
 
@@ -49,10 +58,9 @@ def make_method(settings: Settings) -> Method:
             raise unknown_name("method", name, METHODS)
     if len(set(names)) < len(names):
         raise InputError(f"--method {settings.method} names a method twice; name each once")
-    if "joint" in names and len(names) > 1:
-        raise InputError(
-            f"--method {settings.method}: joint keeps everything, there is nothing to protect; use it alone"
-        )
+    for alone, reason in ALONE.items():
+        if alone in names and len(names) > 1:
+            raise InputError(f"--method {settings.method}: {alone} {reason}; use it alone")
     parts = [METHODS[name](settings) for name in names]
     return parts[0] if len(parts) == 1 else Combination(settings, parts)
 

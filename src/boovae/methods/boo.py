@@ -26,7 +26,6 @@ from torch.func import vmap
 from boovae.boosting import dropped, merged
 from boovae.components import Minorisation
 from boovae.config import Settings
-from boovae.distributions import DiagonalNormal
 from boovae.methods.base import TaskImages
 from boovae.methods.mixture import MixtureMethod
 from boovae.penalties import Penalties
@@ -39,6 +38,7 @@ class Boo(MixtureMethod):
     """A prior of learned pseudo-inputs that grows by a handful with each task."""
 
     name = "boo"
+    strength_name = "boo_lambda"
     summary = "a prior of a few learned images per task, fitted to the aggregated posterior"
 
     def __init__(self, settings: Settings) -> None:
@@ -91,7 +91,7 @@ class Boo(MixtureMethod):
         """Drop duplicates and components without weight; store the Gaussians of the others."""
         buffers = replicas.buffers
         with torch.no_grad():
-            parts: DiagonalNormal = replicas.map(lambda model: model.posterior(model.prior.live_inputs))
+            parts = self.minorisation.encoded(replicas, buffers["prior.live_inputs"])
             before = buffers["prior.live_log_weights"].clone()
             log_weights = vmap(merged)(parts, before)
             twins = (log_weights <= EMPTY / 2) & (before > EMPTY / 2)

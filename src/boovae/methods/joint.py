@@ -42,9 +42,10 @@ class Joint(Method):
         """Start afresh; pseudo-inputs start at random training images."""
         replicas.initialise()
         if isinstance(replicas.model.prior, VampPrior):
-            order = Generators(replicas.seeds, replicas.device).order(len(task.train), "vamp", task.index)
-            chosen = task.train[order[:, : len(replicas.model.prior.logits)]]
-            replicas.parameters["prior.logits"].copy_(replicas.model.prior.logits_of(chosen))
+            order = Generators(replicas.seeds, replicas.device).order(task.train.shape[-2], "vamp", task.index)
+            chosen = order[:, : len(replicas.model.prior.logits), None]
+            starts = task.train.expand(len(replicas), -1, -1).take_along_dim(chosen, 1)
+            replicas.parameters["prior.logits"].copy_(replicas.model.prior.logits_of(starts))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Keep everything."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from boovae.config import Settings
+from boovae.config import Settings, flag
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
 from boovae.penalties import Penalties
@@ -23,8 +23,9 @@ ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 class MixtureMethod(Method):
     """Opens a row of live components when a task begins, stores it when the task ends, and holds the stored ones."""
 
-    #: The two penalties on stored components.
+    #: The two penalties on stored components, and the setting with their weight.
     penalties: Penalties
+    strength_name: str
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -33,14 +34,14 @@ class MixtureMethod(Method):
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
         """Give each replica its own weight of the penalties, perhaps."""
         super().compare(candidates)
-        self.penalties.on |= f"{self.name}_lambda" in candidates
+        self.penalties.on |= self.strength_name in candidates
 
     def check(self) -> None:
         """Refuse penalties that would send old components through the network of another task."""
         if self.private and (self.penalties.on or self.settings.boo_reencode):
             raise InputError(
                 f"method '{self.name}' cannot hold or re-encode old components with a network per task; "
-                f"set --{self.name}-lambda 0 and --no-boo-reencode"
+                f"set {flag(self.strength_name)} 0 and --no-boo-reencode"
             )
 
     def open_row(self, replicas: Replicas, task: TaskImages) -> None:
@@ -57,7 +58,7 @@ class MixtureMethod(Method):
         buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
         buffers["prior.live_log_mass"][:] = log_masses[-1]
         _prior(replicas).live = True
-        self.penalties.begin_task(replicas, task, self._memory, self.strength(f"{self.name}_lambda", replicas))
+        self.penalties.begin_task(replicas, task, self._memory, self.strength(self.strength_name, replicas))
         if self.settings.components > task.own_images:
             self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.components})")
 

@@ -42,6 +42,7 @@ class MoG(MixtureMethod):
     """A prior of free Gaussians that grows by a handful with each task."""
 
     name = "mog"
+    strength_name = "mog_lambda"
     summary = "a mixture of free Gaussians per task in latent space, held by the paper's two penalties"
 
     def __init__(self, settings: Settings) -> None:

@@ -70,7 +70,11 @@ class TaskMixture(Prior):
             return encoder(self.pseudo_inputs)
         return DiagonalNormal(self.mean, self.log_variance)
 
-    def before(self, encoder: Encoder) -> DiagonalMixture:
+    def outward(self, mean: Tensor) -> Tensor:
+        """Return which latents the means of components stand for: themselves, unless there is a flow."""
+        return mean
+
+    def before(self, encoder: Encoder) -> Density:
         """Return the mixture of all finished tasks."""
         log_weights = torch.log_softmax(self.log_masses, 0).unsqueeze(1) + self.log_weights
         return _flat(log_weights, self.stored(encoder))

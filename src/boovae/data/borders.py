@@ -1,0 +1,60 @@
+"""The same images, cut into other tasks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from boovae.data.arrays import SPLITS
+from boovae.data.tasks import Split, Stream, Task, sizes_record
+from boovae.errors import InputError
+
+
+def recut(stream: Stream, borders: Sequence[int]) -> Stream:
+    """Return the stream with its training images, in their order, cut at `borders` (positions in their sequence).
+
+    Validation and test images are cut at the same places of the stream: where a border falls after a third of a task's
+    training images, it falls after a third of its validation images too.
+
+    >>> import numpy as np
+    >>> stream = Stream.from_tasks([np.zeros((100, 4)), np.ones((100, 4))])
+    >>> [len(task.train.images) for task in recut(stream, [40])], [task.classes for task in recut(stream, [40])]
+    ([40, 122], [(0,), (0, 1)])
+    """
+    total = sum(len(task.train.images) for task in stream)
+    ends = [0, *borders, total]
+    if any(later <= earlier for earlier, later in itertools.pairwise(ends)):
+        raise InputError(
+            f"--borders is {list(borders)}; they must rise and lie between 1 and {total - 1}: "
+            f"there are {total} training images"
+        )
+    pieces = {name: _pieces(stream, name, ends) for name in SPLITS}
+    tasks = []
+    for index in range(len(ends) - 1):
+        parts = {name: pieces[name][index] for name in SPLITS}
+        for name, part in parts.items():
+            if not len(part.images):
+                raise InputError(f"--borders: task {index + 1} would have no {name} image; leave a border out")
+        labels = torch.cat([part.labels for part in parts.values()])
+        tasks.append(Task(str(index + 1), **parts, classes=tuple(labels.unique().tolist())))
+    record = {**stream.split_record, "borders": list(borders), **sizes_record(tasks)}
+    return replace(stream, tasks=tuple(tasks), split_record=record, unsliced=None)
+
+
+def _pieces(stream: Stream, name: str, ends: Sequence[int]) -> list[Split]:
+    """Return one split's images, cut where the training images are cut."""
+    splits = [getattr(task, name) for task in stream]
+    images, labels = (torch.cat([split[column] for split in splits]) for column in range(2))
+    places, before, own_before = [], 0, 0
+    remaining = list(ends)
+    for index, (task, split) in enumerate(zip(stream, splits, strict=True)):
+        count, own = len(task.train.images), len(split.images)
+        last = index == len(splits) - 1
+        while remaining and (remaining[0] < before + count or last):
+            share = (remaining.pop(0) - before) / count
+            places.append(own_before + round(share * own))
+        before, own_before = before + count, own_before + own
+    return [Split(images[a:b], labels[a:b]) for a, b in itertools.pairwise(places)]

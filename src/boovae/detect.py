@@ -1,0 +1,237 @@
+"""Tasks in a stream without borders: the learner notices from the ELBO that its data have changed.
+
+When a task begins, a trial copy of the model learns its first images, and what it makes of a few held-out ones is the
+reference. Every later image is scored by the trial's ELBO under the task's own part of the prior. The drops, in
+standard deviations of the reference, are added up, less a slack, and never under zero (Page's cumulative sum, 1954):
+
+    s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
+
+and where the sum passes the threshold the data have changed since it last was zero; from then on, the change is where
+drops begin to be nearer to the limit than to zero. The limit keeps one odd image from raising an alarm. The images up
+to there are a finished task, those behind it begin the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from boovae.data.tasks import Split, Task
+from boovae.errors import InputError
+from boovae.machine import choose_device
+from boovae.progress import Silent, Watch, make_display
+from boovae.recall import load_data
+from boovae.training.randomness import Draw, Generators
+from boovae.training.trainer import Trainer
+from boovae.vae import VAE
+
+if TYPE_CHECKING:
+    from boovae.arguments import Train
+    from boovae.config import Settings
+    from boovae.data import Stream
+    from boovae.progress import Display
+
+#: Images at the beginning of a task from which a trial learns; no task is found that is shorter.
+FIRST = 100
+#: Share of them that is held out as reference.
+HELD_OUT = 0.25
+#: Epochs of a trial, and steps per epoch at least.
+EPOCHS, STEPS = 40, 6
+#: Latents per image for its ELBO, and images that are scored at once.
+LATENTS, CHUNK = 8, 500
+
+#: The ELBO of images (n, D), in nats, (n,).
+Score = Callable[[Tensor], Tensor]
+
+
+class ChangeDetector:
+    """Watches ELBO values of one task and says where they stop being like the reference (n,).
+
+    >>> reference = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    >>> detector = ChangeDetector(reference)
+    >>> detector.feed(torch.zeros(50)) is None  # as ever
+    True
+    >>> detector.feed(torch.tensor([0.0, 0.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0]))  # 52 images were of the task
+    52
+    """
+
+    def __init__(self, reference: Tensor, *, slack: float = 1.0, limit: float = 4.0, threshold: float = 15.0) -> None:
+        if len(reference) < 2 or not bool(reference.isfinite().all()):
+            raise InputError(f"reference: {len(reference)} values; at least 2 finite ones are needed")
+        self.mean = reference.double().mean().item()
+        self.deviation = max(reference.double().std().item(), 1e-6)
+        self.slack, self.limit, self.threshold = slack, limit, threshold
+        self.sum = 0.0
+        self.seen = 0
+        self._drops: list[float] = []  # since the sum was zero for the last time
+
+    def feed(self, values: Tensor) -> int | None:
+        """Take the ELBO of the next images (n,); return how many of all fed were still of the task, if it has ended."""
+        drops = (self.mean - values.double()) / self.deviation
+        # An image that is not a number anywhere is as far from the task as can be.
+        for drop in drops.nan_to_num(nan=self.limit).clamp(max=self.limit).tolist():
+            self.seen += 1
+            self.sum += drop - self.slack
+            self._drops.append(drop)
+            if self.sum <= 0:
+                self.sum, self._drops = 0.0, []
+            if self.sum > self.threshold:
+                return self.seen - len(self._drops) + self._onset()
+        return None
+
+    def _onset(self) -> int:
+        """Return after how many of the last drops the change came; those behind it are nearer the limit than 0."""
+        sums = [0.0, *itertools.accumulate(drop - self.limit / 2 for drop in self._drops)]
+        return sums.index(min(sums))
+
+
+class TaskFinder:
+    """Cuts a stream of images into tasks while they are learned.
+
+    `trial(images)` learns some images on a copy of the model as it is now and returns how that copy scores others. Feed
+    it batches of any size and learn each task that it yields before asking for the next:
+
+        for task in finder.feed(images):
+            learn(task)
+        rest = finder.finish()
+    """
+
+    def __init__(self, trial: Callable[[Tensor], Score], first: int = FIRST) -> None:
+        if first < 8:
+            raise InputError(f"first (--detect-first) is {first}; a trial needs at least 8 images")
+        self.trial, self.first = trial, first
+        self._images: list[Tensor] = []  # of the task that has not ended
+        self._scored = 0
+        self._score: Score | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many images belong to the task that has not ended."""
+        return sum(map(len, self._images))
+
+    def feed(self, images: Tensor) -> Iterator[Tensor]:
+        """Take more images (n, D); yield the tasks that have ended, each (m, D)."""
+        if len(images):
+            self._images.append(images)
+        while self.waiting >= self.first and self.waiting > self._scored:
+            whole = torch.cat(self._images)
+            self._images = [whole]
+            if self._score is None:
+                self._begin(whole[: self.first])
+            assert self._score is not None
+            change = self._detector.feed(self._score(whole[self._scored :])) if len(whole) > self._scored else None
+            self._scored = len(whole)
+            if change is None:
+                return
+            end = self.first + change
+            self._images, self._score, self._scored = [whole[end:]], None, 0
+            yield whole[:end]
+
+    def _begin(self, images: Tensor) -> None:
+        """Let a trial learn the first images but a few, which become the reference."""
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
+        held = max(2, round(HELD_OUT * len(images)))
+        self._score = self.trial(images[order[held:]])
+        self._detector = ChangeDetector(self._score(images[order[:held]]))
+        self._scored = self.first
+
+    def finish(self) -> Tensor | None:
+        """Return the images of the last task, which the stream's end has ended; None if there are none."""
+        images, self._images, self._score, self._scored = self._images, [], None, 0
+        return torch.cat(images) if images else None
+
+
+# --- with a trainer -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trial:
+    """Learns images on a copy of the trainer as it is when called, with a short schedule."""
+
+    trainer: Trainer
+
+    def __post_init__(self) -> None:
+        if self.trainer.method.knows_task:
+            raise InputError(f"method '{self.trainer.method.name}' must be told the task; it cannot find one by itself")
+
+    def __call__(self, images: Tensor) -> Score:
+        """Return how the copy scores images: their ELBO, the mean over replicas."""
+        copy = self._copy(len(images))
+        copy.learn(make_task(images, "trial"), Watch(Silent()))
+        return lambda others: elbo(copy, others).mean(0)
+
+    def _copy(self, images: int) -> Trainer:
+        old, settings = self.trainer, self.trainer.settings
+        batch = max(1, min(settings.batch_size, images // STEPS))
+        short = replace(settings, epochs=min(settings.epochs, EPOCHS), batch_size=batch, schedule="cosine")
+        copy = Trainer(
+            short, old.shape, old.pixel_range, binarize=old.binarize, device=old.device, seeds=old.replicas.seeds
+        )
+        tensors, record = old.state()
+        copy.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
+        return copy
+
+
+def make_task(images: Tensor, name: str) -> Task:
+    """Return unlabelled images (n, D) as a task; a random tenth of them is for validation, and stands in for a test."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
+    held = max(1, len(images) // 10)
+    splits = [Split(images[rows].cpu(), torch.zeros(len(rows), dtype=torch.long)) for rows in order.split(held)]
+    train = Split(images[order[held:]].cpu(), torch.zeros(len(order) - held, dtype=torch.long))
+    return Task(name, train, splits[0], splits[0], (0,))
+
+
+@torch.no_grad()
+def elbo(trainer: Trainer, images: Tensor) -> Tensor:
+    """Return the ELBO of images (n, D) under the newest task's part of the prior, (R, n); some latents per image."""
+    replicas, task = trainer.replicas, trainer.tasks_done - 1
+    draw = Draw("normal", (LATENTS, trainer.settings.latent_dim))
+    noise = Generators(replicas.seeds, replicas.device).draw(draw, "elbo")
+
+    def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
+        posterior = model.posterior(x)
+        wide = type(posterior)(*(part.unsqueeze(1) for part in posterior))
+        z = wide.rsample(noise)  # (n, LATENTS, L)
+        output = model.likelihood.bounded(model.decode(z))
+        likelihood = model.likelihood.log_prob(output, x.unsqueeze(1))
+        prior = model.prior.forward(model.posterior, task).log_prob(z)
+        return (likelihood + prior - wide.log_prob(z)).mean(1)
+
+    parts = images.to(replicas.device).split(CHUNK)
+    return torch.cat([replicas.map(one, part.expand(len(replicas), -1, -1), noise) for part in parts], 1)
+
+
+def detected(settings: Settings, arguments: Train) -> Settings:
+    """Return the settings of a run with the borders that are found in its stream."""
+    if settings.borders is not None:
+        raise InputError("--borders and --detect-tasks: give the borders, or let them be found")
+    device, display = choose_device(arguments.device), make_display(quiet=arguments.quiet)
+    stream = load_data(settings, arguments.data_dir)
+    borders = find_borders(settings, stream, device, display, first=arguments.detect_first)
+    display.close()
+    return replace(settings, borders=tuple(borders))
+
+
+def find_borders(
+    settings: Settings, stream: Stream, device: torch.device, display: Display, *, first: int = FIRST
+) -> list[int]:
+    """Return where the training images of a stream, fed without its borders, change: positions in their sequence.
+
+    The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
+    """
+    short = replace(settings, epochs=min(settings.epochs, EPOCHS))
+    trainer = Trainer(short, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+    finder, borders = TaskFinder(Trial(trainer), first), [0]
+    for batch in torch.cat([task.train.images for task in stream]).split(first):
+        for images in finder.feed(batch):
+            borders.append(borders[-1] + len(images))
+            display.note(f"task {len(borders) - 1} ended after {len(images)} images, at {borders[-1]}")
+            if len(borders) - 1 == settings.tasks:
+                return borders[1:]
+            trainer.learn(make_task(images, str(len(borders) - 1)), Watch(display))
+    return borders[1:]

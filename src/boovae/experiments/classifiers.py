@@ -1,0 +1,136 @@
+"""Classifiers that learn one task after another, R of them at once: the engine of the trainer with another network.
+
+An MLP with two hidden layers, LeakyReLU, dropout and a head per task (spec E7). The heads are rows of one matrix; the
+loss is the cross-entropy over the classes of all tasks seen, −log p(class) = −log p(head) − log p(class | head), so one
+network answers both questions: which class of the task that is named (task-incremental), and which class of all those
+seen (class-incremental).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boovae.machine import matmul_precision, one_thread
+from boovae.nets import initialise
+from boovae.training.engine import BLOCK, Batch, Engine
+from boovae.training.randomness import Draw, Generators
+from boovae.training.replicas import Replicas
+
+WIDTH = 400
+RATE = 1e-3
+#: The logit of a class that has not been seen: no probability, and finite gradients.
+UNSEEN = -1e4
+#: Images that are classified at once.
+CHUNK = 5000
+
+
+class MLP(nn.Module):
+    """Two hidden layers with LeakyReLU and dropout; all heads side by side."""
+
+    seen: Tensor  # (classes,): 0, or UNSEEN for classes whose head is not there yet
+
+    def __init__(self, pixels: int, classes: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(pixels, width), nn.Linear(width, width)
+        self.heads = nn.Linear(width, classes)
+        self.dropout = dropout
+        self.register_buffer("seen", torch.full((classes,), UNSEEN))
+        with torch.no_grad():
+            initialise(self)
+
+    def forward(self, x: Tensor, uniform: Tensor | None = None) -> Tensor:
+        """Return logits (n, classes) of images (n, D); `uniform` (n, 2 · width) decides which units are dropped."""
+        masks: Sequence[Tensor | float] = (1.0, 1.0)
+        if uniform is not None:
+            masks = ((uniform >= self.dropout) / (1 - self.dropout)).chunk(2, dim=1)
+        hidden = torch.nn.functional.leaky_relu(self.first(x)) * masks[0]
+        hidden = torch.nn.functional.leaky_relu(self.second(hidden)) * masks[1]
+        logits: Tensor = self.heads(hidden) + self.seen
+        return logits
+
+
+class Classifiers:
+    """R classifiers; `learn` adds a head for a task and trains on images that each of them may have for itself."""
+
+    def __init__(
+        self,
+        pixels: int,
+        classes: int,
+        seeds: Sequence[int],
+        device: torch.device,
+        *,
+        width: int = WIDTH,
+        dropout: float = 0.2,
+        compile: bool = False,
+    ) -> None:
+        self.width = width
+
+        def build() -> Any:  # the engine asks of a model only what its objective does
+            return MLP(pixels, classes, width, dropout)
+
+        self.replicas = Replicas(build, seeds, device)
+        self.engine = Engine(self.replicas, self.objective, compile=compile)
+        self.generators = Generators(seeds, device)
+        self.tasks = 0
+
+    def objective(self, model: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return the mean cross-entropy of one replica; the last column of `x` is the class."""
+        x = batch["x"]
+        logits = model(x[:, :-1], batch.get("dropout"))
+        loss = nn.functional.cross_entropy(logits, x[:, -1].long(), reduction="none")
+        return {"loss": (loss * batch["weight"]).sum()}
+
+    def learn(self, images: Tensor, labels: Tensor, classes: Sequence[int], *, epochs: int, batch_size: int) -> None:
+        """Learn a task with new `classes`: images (N, D) and labels (N,) for all alike, or (R, N, D) and (R, N)."""
+        self.replicas.buffers["seen"][:, list(classes)] = 0.0
+        rows = torch.cat([images, labels.unsqueeze(-1).to(images.dtype)], dim=-1)
+        engine = self.engine
+        device = self.replicas.device
+        with matmul_precision(device), one_thread(when=device.type == "cpu" and self.replicas.stacked):
+            engine.load(rows, rows[..., :1, :], batch_size, {}, {})
+            engine.reset_optimiser()
+            steps, batch = engine.steps_per_epoch, engine.batch_size
+            draws = {"dropout": Draw("uniform", (batch, 2 * self.width))}
+            for epoch in range(epochs):
+                engine.rate.fill_(RATE * 0.5 * (1 + math.cos(math.pi * epoch / epochs)))
+                key = ("classifier", self.tasks, epoch)
+                order = self.generators.order(engine.images, *key)[:, : steps * batch].unflatten(1, (steps, batch))
+                for block, part in enumerate(order.split(BLOCK, dim=1)):
+                    noise = self.generators.draw_all(draws, *key, block, steps=part.shape[1])
+                    engine.run_block(part, noise)
+        self.tasks += 1
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """Return the logits (R, n, classes) of images (n, D), or (R, n, D): each replica's own."""
+        each = images.expand(len(self.replicas), *images.shape[-2:])
+        with matmul_precision(self.replicas.device):
+            parts = [self.replicas.map(MLP.forward, part) for part in each.split(CHUNK, dim=1)]
+        return torch.cat(parts, dim=1)
+
+
+def accuracies(scores: Tensor, labels: Tensor, tasks: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return accuracy on every task seen, (T, R): among the task's own classes, and among all classes seen.
+
+    `scores` (R, n, classes) of test images with `labels` (n,); `tasks` are the classes of each task.
+    """
+    labels, seen = labels.to(scores.device), [label for task in tasks for label in task]
+    incremental = _best(scores, seen)
+    rows = []
+    for task in tasks:
+        own = torch.isin(labels, torch.tensor(list(task), device=labels.device))
+        within = _best(scores[:, own], task)
+        rows.append(torch.stack([(guess == labels[own]).double().mean(1) for guess in (within, incremental[:, own])]))
+    by_task, by_class = torch.stack(rows, dim=1)
+    return by_task, by_class
+
+
+def _best(scores: Tensor, classes: Sequence[int]) -> Tensor:
+    """Return the likeliest of some classes, (R, n)."""
+    columns = torch.tensor(list(classes), device=scores.device)
+    return columns[scores[..., columns].argmax(-1)]

@@ -1,0 +1,196 @@
+"""`boovae latent-map`: the prior and the aggregated posterior of a two-dimensional latent space (spec E8).
+
+The ELBO's best prior is the aggregated posterior q̂(z) = 1/n Σ_x q(z | x). A standard normal cannot follow it, a boosted
+prior does; in a plane this can be seen. Both models learn the same tasks one after another; after every task there is a
+map of each, and the divergence KL[q̂ ‖ prior], by Monte Carlo, of the test images of all tasks seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.distributions import DiagonalMixture, DiagonalNormal
+from boovae.errors import InputError
+from boovae.experiments.results import prepared, save_figure, write_table
+from boovae.machine import choose_device, environment, matmul_precision
+from boovae.progress import Watch, make_display
+from boovae.recall import load_data
+from boovae.run import planned_tasks
+from boovae.training.randomness import Draw, Generators
+from boovae.training.trainer import Trainer
+from boovae.vae import VAE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from boovae.arguments import LatentMap
+    from boovae.data import Stream, Task
+    from boovae.progress import Display
+
+#: Samples of the aggregated posterior from which the divergence is estimated (spec E8).
+SAMPLES = 50_000
+#: Points along a side of a map, and latents scored at once.
+POINTS, CHUNK = 160, 5000
+
+Grid = npt.NDArray[np.float32]
+
+
+class Map(NamedTuple):
+    """One model after one task; everything but the divergence is the first replica's."""
+
+    method: str
+    seen: int
+    divergence: list[float]  # of each replica: KL[q̂ ‖ prior] in nats
+    codes: Grid  # (n, 2): posterior means of the test images
+    labels: npt.NDArray[np.int64]  # (n,): their classes
+    extent: float  # the map reaches so far from the middle
+    aggregated: Grid  # (POINTS, POINTS): the aggregated posterior's density
+    prior: Grid  # (POINTS, POINTS): the prior's
+
+
+def run(settings: Settings, arguments: LatentMap, command: str) -> list[dict[str, Any]]:
+    """Learn, draw and measure; write `latent_map.csv` and `latent_map.png`, return the rows."""
+    check(settings)
+    device, folder = choose_device(arguments.device), prepared(arguments.out)
+    stream = planned_tasks(load_data(settings, arguments.data_dir), settings)
+    display = make_display(quiet=arguments.quiet)
+    rows, maps = [], []
+    for found in learned_maps(settings, stream, device, display):
+        maps.append(found)
+        rows += [
+            {"dataset": settings.dataset, "method": found.method, "tasks_seen": found.seen, "seed": seed, "kl": kl}
+            for seed, kl in zip(settings.seeds, found.divergence, strict=True)
+        ]
+        # After every map: what is there is whole, whatever happens next.
+        write_table(folder / "latent_map.csv", rows, environment(device, False, command))
+        save_figure(folder / "latent_map.png", draw(maps))
+    display.close()
+    return rows
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot be drawn."""
+    if settings.latent_dim != 2:
+        raise InputError(f"--latent-dim is {settings.latent_dim}; a map has 2 dimensions: leave it out or set it to 2")
+    if settings.method == "standard":
+        raise InputError("--method standard: the map always shows it; name what to compare it with, for example boo")
+    if "multihead" in settings.method.split("+"):
+        raise InputError(f"--method {settings.method}: each task has an encoder of its own, so there is no common map")
+
+
+def learned_maps(
+    settings: Settings, stream: Stream, device: torch.device, display: Display, samples: int = SAMPLES
+) -> Iterator[Map]:
+    """Yield a map after every task, first of `standard`, then of the method in the settings."""
+    for method in ("standard", settings.method):
+        own = replace(settings, method=method)
+        trainer = Trainer(own, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+        for index, task in enumerate(stream):
+            display.task(index, len(stream), f"{method}, {task.name}", own.epochs)
+            trainer.learn(task, Watch(display))
+            with matmul_precision(device):
+                yield make_map(trainer, stream[: index + 1], samples)
+
+
+@torch.no_grad()
+def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) -> Map:
+    """Return what the model makes of the test images of the tasks seen."""
+    images = torch.cat([task.test.images for task in tasks]).to(trainer.device)
+    posterior: DiagonalNormal = trainer.replicas.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
+    codes = posterior.mean[0].cpu()
+    extent = 1.1 * max(3.0, codes.abs().quantile(0.999).item())
+    line = torch.linspace(-extent, extent, POINTS, device=trainer.device)
+    points = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
+    points = points.expand(len(trainer.replicas), -1, -1)
+    log_probs: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda z: aggregated(posterior, z),
+        lambda z: prior_log_prob(trainer, z),
+    )
+    densities = [
+        torch.cat([log_prob(part)[0] for part in points.split(CHUNK, dim=1)]).exp().view(POINTS, POINTS).cpu().numpy()
+        for log_prob in log_probs
+    ]
+    return Map(
+        trainer.settings.method,
+        len(tasks),
+        divergence_to_prior(trainer, posterior, samples).tolist(),
+        codes.numpy(),
+        torch.cat([task.test.labels for task in tasks]).numpy(),
+        extent,
+        *densities,
+    )
+
+
+def divergence_to_prior(trainer: Trainer, posterior: DiagonalNormal, samples: int) -> Tensor:
+    """Return KL[q̂ ‖ prior] (R,) of posteriors (R, n, L), from samples of q̂."""
+    replicas, images = trainer.replicas, posterior.mean.shape[1]
+    draws = {"uniform": Draw("uniform", (samples,)), "normal": Draw("normal", (samples, trainer.settings.latent_dim))}
+    noise = Generators(replicas.seeds, replicas.device).draw_all(draws, "map")
+    chosen = (noise["uniform"] * images).long().clamp(max=images - 1).unsqueeze(2)
+    z = DiagonalNormal(*(part.take_along_dim(chosen, 1) for part in posterior)).rsample(noise["normal"])
+    ratios = [aggregated(posterior, part) - prior_log_prob(trainer, part) for part in z.split(CHUNK, dim=1)]
+    return torch.cat(ratios, 1).mean(1)
+
+
+def aggregated(posterior: DiagonalNormal, z: Tensor) -> Tensor:
+    """Return log q̂(z) (R, m) at z (R, m, L) for posteriors (R, n, L), one replica after another to save memory."""
+    even = torch.zeros_like(posterior.mean[0, :, 0]).log_softmax(-1)
+    rows = zip(*posterior, z, strict=True)
+    return torch.stack([DiagonalMixture(even, mean, log_variance).log_prob(own) for mean, log_variance, own in rows])
+
+
+def prior_log_prob(trainer: Trainer, z: Tensor) -> Tensor:
+    """Return the log-density of each replica's whole prior at z (R, m, L): (R, m)."""
+
+    def one(model: VAE, z: Tensor) -> Tensor:
+        return model.prior.forward(model.posterior).log_prob(z)
+
+    log_prob: Tensor = trainer.replicas.map(one, z)
+    return log_prob
+
+
+# --- the figure -----------------------------------------------------------------------------------------------------
+
+ROWS = ("codes by class", "aggregated posterior", "prior")
+
+
+def draw(maps: Sequence[Map]) -> Figure:
+    """Return the figure: a column per number of tasks seen; each model's codes, aggregated posterior and prior."""
+    from matplotlib.figure import Figure
+
+    methods = list(dict.fromkeys(one.method for one in maps))
+    columns = max(one.seen for one in maps)
+    figure = Figure(figsize=(2.1 * columns + 0.5, 2.2 * len(ROWS) * len(methods)), layout="constrained")
+    grid = figure.subplots(len(ROWS) * len(methods), columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[], aspect="equal")
+    for one in maps:
+        top = len(ROWS) * methods.index(one.method)
+        _panels(grid[top : top + len(ROWS), one.seen - 1], one)
+    for row, axes in enumerate(grid[:, 0]):
+        name = ROWS[row % len(ROWS)]
+        axes.set_ylabel(name if row % len(ROWS) else f"{methods[row // len(ROWS)]}\n{name}")
+    return figure
+
+
+def _panels(column: npt.NDArray[Any], one: Map) -> None:
+    """Draw the three panels of a map."""
+    codes, *densities = column
+    codes.scatter(*one.codes.T, c=one.labels % 10, cmap="tab10", vmin=0, vmax=9, s=2, linewidths=0)
+    kl = sum(one.divergence) / len(one.divergence)
+    codes.set_title(f"{one.seen} task{'s' if one.seen > 1 else ''}: KL {kl:.2f}", fontsize=9)
+    # One scale for both densities, square root against sharp peaks.
+    highest = max(np.quantile(one.aggregated, 0.998), np.quantile(one.prior, 0.998)) ** 0.5
+    for axes, density in zip(densities, (one.aggregated, one.prior), strict=True):
+        extent = (-one.extent, one.extent, -one.extent, one.extent)
+        axes.imshow(density**0.5, vmin=0, vmax=highest, extent=extent, origin="lower", cmap="magma")
+    for axes in column:
+        axes.set(xlim=(-one.extent, one.extent), ylim=(-one.extent, one.extent))

@@ -1,0 +1,298 @@
+"""`boovae toy`: boosting on two densities that can be seen (the paper's toy problem; spec E9 and 1.4).
+
+Twelve Gaussians in the plane are approximated by two free Gaussians, one after the other, and a ring by eight. There is
+no encoder here and so no box of pixels: the paper's step KL[h ‖ π/r] alone has no minimum where the mixture r has
+lighter tails than the target π, and the new component runs away. Three safeguards stop it:
+
+    box      the mean must stay in a box, as the pixels' range does for pseudo-inputs
+    floor    a broad Gaussian is mixed into r, so that −log r cannot grow without bound
+    forward  KL[π ‖ (1 − β) r + β h] is minimised instead, the objective before it was linearised
+
+A component starts at the sample of the target, of twenty, that the mixture covers least. The weights of all components
+come from EM on samples of the target in every case, so that only the objective differs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from boovae.boosting import Descent, component_log_probs, em_weights, forward_loss, literal_loss, with_floor
+from boovae.distributions import DiagonalMixture, DiagonalNormal
+from boovae.errors import InputError
+from boovae.experiments.results import prepared, save_figure, write_table
+from boovae.machine import choose_device, environment, one_thread
+from boovae.training.randomness import Draw, Generators
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from boovae.arguments import Toy
+
+#: What learns a component, and how it is called in the figure.
+OBJECTIVES = {
+    "literal": "literal, nothing holds it",
+    "box": "literal, mean in a box",
+    "floor": "literal, broad floor in r",
+    "forward": "forward KL",
+}
+#: How many components a target gets, and the half-width of the box for their means.
+TARGETS = {"gaussians": 2, "ring": 8}
+BOXES = {"gaussians": 2.5, "ring": 2.0}
+#: How far the figure reaches from the middle.
+EXTENTS = {"gaussians": 5.5, "ring": 4.0}
+#: Share of the broad Gaussian in the mixture (spec 1.4).
+FLOOR = 0.05
+#: Samples of the new component per step, of the target for a fit, and of the target for the divergence.
+STEP_SAMPLES, FIT_SAMPLES, TEST_SAMPLES = 32, 2000, 20_000
+#: Samples of the target among which a component finds its start.
+CANDIDATES = 20
+#: Learning rate of means and log-variances.
+RATE = 0.1
+
+
+class Fit(NamedTuple):
+    """One target approximated by one objective, all replicas; the mixtures and divergences after each component."""
+
+    target: str
+    objective: str
+    mixtures: list[DiagonalMixture]  # of k components: (R, k), (R, k, 2), (R, k, 2)
+    divergence: Tensor  # (K, R): KL[target ‖ mixture], on samples that no fit has seen
+    reverse: Tensor  # (K, R): KL[mixture ‖ target]
+
+
+def run(arguments: Toy, command: str) -> list[dict[str, Any]]:
+    """Approximate every target by every objective; write `toy.csv` and `toy.png`, return the rows."""
+    for name, given in (("--target", arguments.target), ("--objective", arguments.objective)):
+        if not given:
+            raise InputError(f"{name} is empty; name at least one, or leave it out for all")
+    for name, value, least in (("--replicas", arguments.replicas, 1), ("--seed", arguments.seed, 0)):
+        if value < least:
+            raise InputError(f"{name} is {value}; it must be a whole number of at least {least}")
+    device, folder = choose_device(arguments.device), prepared(arguments.out)
+    seeds = range(arguments.seed, arguments.seed + arguments.replicas)
+    with one_thread(when=device.type == "cpu"):
+        fits = [
+            approximate(target, objective, seeds, device, components=arguments.components, steps=arguments.steps)
+            for target in arguments.target
+            for objective in arguments.objective
+        ]
+    rows = table(fits, seeds)
+    write_table(folder / "toy.csv", rows, environment(device, False, command))
+    save_figure(folder / "toy.png", draw(fits))
+    return rows
+
+
+def make_target(name: str) -> DiagonalMixture:
+    """Return the density to be approximated: two groups of six Gaussians, or a ring of sixty narrow ones."""
+    if name == "gaussians":
+        circle = 0.8 * _circle(6)
+        mean = torch.cat([circle + torch.tensor([2.0, 0.0]), circle - torch.tensor([2.0, 0.0])])
+        deviation = 0.35
+    else:
+        mean, deviation = 2.0 * _circle(60), 0.2
+    return DiagonalMixture(torch.zeros(len(mean)).log_softmax(0), mean, torch.full_like(mean, 2 * math.log(deviation)))
+
+
+def _circle(points: int) -> Tensor:
+    angle = torch.arange(points) * (2 * math.pi / points)
+    return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+def approximate(
+    target_name: str,
+    objective: str,
+    seeds: Sequence[int],
+    device: torch.device,
+    *,
+    components: int | None = None,
+    steps: int,
+) -> Fit:
+    """Approximate a target by one component after another, all seeds at once."""
+    if components is not None and components < 2:
+        raise InputError(f"--components is {components}; boosting needs at least 2")
+    if steps < 1:
+        raise InputError(f"--steps is {steps}; it must be at least 1")
+    boosting = _Boosting(target_name, objective, seeds, device, steps)
+    return boosting.run(TARGETS[target_name] if components is None else components)
+
+
+class _Boosting:
+    """The greedy loop for one target and one objective; everything has a leading replica axis."""
+
+    def __init__(
+        self, target_name: str, objective: str, seeds: Sequence[int], device: torch.device, steps: int
+    ) -> None:
+        self.target_name, self.objective, self.steps = target_name, objective, steps
+        self.generators = Generators(seeds, device)
+        one = make_target(target_name)
+        self.target = DiagonalMixture(*(part.to(device).expand(len(seeds), *part.shape) for part in one))
+        self.fit_samples = self._drawn(FIT_SAMPLES, "fit")
+        self.test_samples = self._drawn(TEST_SAMPLES, "test")
+        self._descents: dict[str, Descent] = {}
+
+    def run(self, components: int) -> Fit:
+        """Return the mixtures after 1, 2, … components and how far they are from the target."""
+        parts: list[DiagonalNormal] = []
+        mixtures: list[DiagonalMixture] = []
+        for place in range(components):
+            mixture = mixtures[-1] if mixtures else None
+            parts.append(self._learned(self._start(mixture, place), mixture, place))
+            mixtures.append(self._weighted(parts))
+        divergences = torch.stack([self._forward_divergence(mixture) for mixture in mixtures])
+        reverse = torch.stack([self._reverse_divergence(mixture) for mixture in mixtures])
+        return Fit(self.target_name, self.objective, mixtures, divergences, reverse)
+
+    def _start(self, mixture: DiagonalMixture | None, place: int) -> Tensor:
+        """Return where a component starts (R, 2): of a few samples of the target, the one the mixture covers least."""
+        z = self._drawn(CANDIDATES, f"start {place}")
+        if mixture is None:
+            return z[:, 0]
+        least = vmap(DiagonalMixture.log_prob)(mixture, z).argmin(1)
+        return z[torch.arange(len(z), device=z.device), least]
+
+    def _learned(self, mean: Tensor, mixture: DiagonalMixture | None, place: int) -> DiagonalNormal:
+        """Return the next component (R, 2), learned from its start; the first matches the target alone."""
+        start = [mean.clone(), torch.zeros_like(mean)]
+        if mixture is not None and self.objective == "forward":
+            even = torch.full_like(mean[:, 0], -math.log(place))
+            arguments: Any = (self.fit_samples, vmap(DiagonalMixture.log_prob)(mixture, self.fit_samples))
+            return DiagonalNormal(*self._descend("forward", [*start, even], arguments)[:2])
+        if mixture is None:  # nothing to keep away from: r as good as constant
+            mixture = DiagonalMixture(
+                torch.zeros_like(mean[:, :1]), torch.zeros_like(mean[:, None]), torch.full_like(mean[:, None], 20.0)
+            )
+        elif self.objective == "floor":
+            mixture = vmap(lambda r, target: with_floor(r, target, FLOOR))(mixture, self.target)
+        noise = self.generators.draw(Draw("normal", (STEP_SAMPLES, 2)), self.target_name, place, steps=self.steps)
+        return DiagonalNormal(*self._descend("literal", start, (self.target, mixture), noise))
+
+    def _descend(self, loss: str, start: list[Tensor], arguments: Any, noise: Tensor | None = None) -> list[Tensor]:
+        if loss not in self._descents:
+            limit = BOXES[self.target_name]
+            box = (-limit, limit) if self.objective == "box" else None
+            self._descents[loss] = Descent(_forward if loss == "forward" else _literal, box)
+        return self._descents[loss](start, arguments, steps=self.steps, rate=RATE, noise=noise)
+
+    def _weighted(self, parts: Sequence[DiagonalNormal]) -> DiagonalMixture:
+        joined = DiagonalNormal(*(torch.stack(columns, 1) for columns in zip(*parts, strict=True)))
+        even = torch.zeros_like(joined.mean[..., 0]).log_softmax(-1)
+        return DiagonalMixture(em_weights(vmap(component_log_probs)(joined, self.fit_samples), even), *joined)
+
+    def _drawn(self, count: int, purpose: str) -> Tensor:
+        """Return samples of the target, (R, count, 2)."""
+        return self._samples(self.target, count, purpose)
+
+    def _samples(self, mixture: DiagonalMixture, count: int, purpose: str) -> Tensor:
+        draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, 2))}
+        noise = self.generators.draw_all(draws, self.target_name, purpose)
+        drawn: Tensor = vmap(DiagonalMixture.sample)(mixture, noise["uniform"], noise["normal"])
+        return drawn
+
+    def _forward_divergence(self, mixture: DiagonalMixture) -> Tensor:
+        """Return KL[target ‖ mixture] (R,)."""
+        return self._ratio(self.target, mixture, self.test_samples).mean(1)
+
+    def _reverse_divergence(self, mixture: DiagonalMixture) -> Tensor:
+        """Return KL[mixture ‖ target] (R,)."""
+        return self._ratio(mixture, self.target, self._samples(mixture, TEST_SAMPLES, "reverse")).mean(1)
+
+    def _ratio(self, one: DiagonalMixture, other: DiagonalMixture, z: Tensor) -> Tensor:
+        log_prob = vmap(DiagonalMixture.log_prob)
+        ratio: Tensor = log_prob(one, z) - log_prob(other, z)
+        return ratio
+
+
+def _literal(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
+    return literal_loss(DiagonalNormal(*learned), noise, *arguments)
+
+
+def _forward(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
+    return forward_loss(DiagonalNormal(*learned[:2]), learned[2], *arguments)
+
+
+# --- the table and the figure ---------------------------------------------------------------------------------------
+
+
+def table(fits: Sequence[Fit], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return one row for every target, objective, number of components and seed."""
+    return [
+        {
+            "target": fit.target,
+            "objective": fit.objective,
+            "components": count + 1,
+            "seed": seed,
+            "kl_target_mixture": fit.divergence[count, row].item(),
+            "kl_mixture_target": fit.reverse[count, row].item(),
+            "mean_x": mixture.mean[row, -1, 0].item(),
+            "mean_y": mixture.mean[row, -1, 1].item(),
+            "weight": mixture.log_weights[row, -1].exp().item(),
+        }
+        for fit in fits
+        for count, mixture in enumerate(fit.mixtures)
+        for row, seed in enumerate(seeds)
+    ]
+
+
+def draw(fits: Sequence[Fit]) -> Figure:
+    """Return the strip: a row for each objective, in it the target and the mixture as it grows, first seed."""
+    from matplotlib.figure import Figure
+
+    targets = list(dict.fromkeys(fit.target for fit in fits))
+    objectives = list(dict.fromkeys(fit.objective for fit in fits))
+    shown = {target: _shown(len(next(fit for fit in fits if fit.target == target).mixtures)) for target in targets}
+    columns = [(target, count) for target in targets for count in shown[target]]
+    figure = Figure(figsize=(2.1 * len(columns) + 0.6, 2.3 * len(objectives) + 0.2), layout="constrained")
+    grid = figure.subplots(len(objectives), len(columns), squeeze=False)
+    by_name = {(fit.target, fit.objective): fit for fit in fits}
+    for axes_row, objective in zip(grid, objectives, strict=True):
+        for axes, (target, count) in zip(axes_row, columns, strict=True):
+            _panel(axes, by_name[target, objective], count)
+        axes_row[0].set_ylabel(OBJECTIVES[objective])
+    return figure
+
+
+def _shown(components: int) -> list[int]:
+    """Return after how many components the mixture is shown: 1, 2, 4, … and the last."""
+    powers = [1 << power for power in range(components.bit_length())]
+    return sorted({*powers, components})
+
+
+def _panel(axes: Axes, fit: Fit, count: int) -> None:
+    from matplotlib.patches import Ellipse
+
+    extent = EXTENTS[fit.target]
+    line = torch.linspace(-extent, extent, 160)
+    points = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
+    density = make_target(fit.target).log_prob(points).exp().view(160, 160)
+    axes.imshow(density, extent=(-extent, extent, -extent, extent), origin="lower", cmap="Greys", aspect="equal")
+    mixture = DiagonalMixture(*(part[0].cpu() for part in fit.mixtures[count - 1]))
+    outside = []
+    for place, (log_weight, mean, log_variance) in enumerate(zip(*mixture, strict=True)):
+        x, y = mean.tolist()
+        if max(abs(x), abs(y)) > extent:
+            outside.append((x, y))
+            continue
+        width, height = (4 * (0.5 * log_variance).exp()).tolist()  # two standard deviations on each side
+        newest = place == count - 1
+        style = {
+            "edgecolor": "tab:red" if newest else "tab:blue",
+            "linewidth": 0.6 + 3 * log_weight.exp().item() ** 0.5,
+        }
+        axes.add_patch(Ellipse((x, y), width, height, fill=False, **style))
+    for x, y in outside[:2]:
+        length = 0.92 * extent / max(abs(x), abs(y))
+        arrow = {"arrowstyle": "->", "color": "tab:red", "linewidth": 1.5}
+        axes.annotate("", (x * length, y * length), (0.6 * x * length, 0.6 * y * length), arrowprops=arrow)
+    if outside:
+        text = f"{len(outside)} outside, one at ({outside[0][0]:.0f}, {outside[0][1]:.0f})"
+        axes.text(0.5, 0.03, text, transform=axes.transAxes, ha="center", fontsize=7, color="tab:red")
+    components = f"{count} component{'s' if count > 1 else ''}"
+    axes.set_title(f"{components}: KL {fit.divergence[count - 1, 0].item():.3g}", fontsize=9)
+    axes.set(xlim=(-extent, extent), ylim=(-extent, extent), xticks=[], yticks=[])

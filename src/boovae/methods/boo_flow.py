@@ -1,0 +1,132 @@
+"""`boo-flow`: the boosted prior behind a flow (the appendix of the BooVAE paper, which has no numbers; spec 3).
+
+The base mixture is boosted in v-space, where codes are f⁻¹(z), by the steps of `boo`; the flow z = f(v) learns with the
+networks by the ELBO. Stored components lie in v-space, and later tasks move f: what they stand for in z-space would
+drift. So, from the second task on, f is held where old components are:
+
+    flow_drift · (images before / images now) · E_v‖f(v) − f_old(v)‖²,  v of the mixture of all finished tasks.
+
+Combined with `distill` the decoder is held there too.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from boovae.components import Key, Minorisation
+from boovae.config import Settings
+from boovae.distributions import DiagonalNormal
+from boovae.errors import InputError
+from boovae.methods.base import TaskImages
+from boovae.methods.boo import Boo
+from boovae.priors import Prior
+from boovae.priors.flow import FlowPrior
+from boovae.teacher import Teacher
+from boovae.training.engine import Batch
+from boovae.training.randomness import Draw
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+#: Places of old components at which the flow is held, per step.
+PLACES = 250
+
+
+class FlowMinorisation(Minorisation):
+    """The boosting step in v-space: components and codes are taken there through f⁻¹."""
+
+    @staticmethod
+    def component(model: VAE, inputs: Tensor) -> DiagonalNormal:
+        """Return the Gaussians of pseudo-inputs in v-space."""
+        return _prior(model).inward(model.posterior)(inputs)
+
+    @torch.no_grad()
+    def codes(self, replicas: Replicas, task: TaskImages, key: Key) -> tuple[Tensor, DiagonalNormal, Tensor]:
+        """Return images, their posteriors in z-space, and one sample of each in v-space."""
+        images, posterior, z = super().codes(replicas, task, key)
+        v: Tensor = replicas.map(lambda model, z: _prior(model).flow.inverse(z)[0], z)
+        return images, posterior, v
+
+
+class BooFlow(Boo):
+    """A boosted prior whose latents pass through a learned flow."""
+
+    name = "boo-flow"
+    summary = "the boosted prior behind a flow that learns with the networks and is held at old components"
+    strength_name = "boo_lambda"
+    clashes = MappingProxyType({"multihead": "one flow cannot follow an encoder of its own for each task"})
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._teacher = Teacher()
+        self.settled_by = 2
+        if settings.latent_dim < 2 and settings.flow_layers > 0:
+            raise InputError(f"--latent-dim is {settings.latent_dim}; a flow needs at least 2, or --flow-layers 0")
+        if settings.boo_objective == "literal" or settings.boo_weights in ("bisection", "sgd"):
+            raise InputError(
+                "method 'boo-flow' fits to samples, the literal objective and these weights need the target's density: "
+                "set --boo-objective corrective (or forward) and --boo-weights em"
+            )
+        if "full" in (settings.boo_target, settings.boo_mixture):
+            raise InputError("method 'boo-flow': set --boo-target current and --boo-mixture current")
+        if settings.boo_lambda > 0:
+            raise InputError(
+                "method 'boo-flow' holds old components by --flow-drift, the paper's penalties are for a prior without "
+                "a flow: set --boo-lambda 0, and use boo-flow+distill to hold the networks"
+            )
+
+    def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
+        """Return a prior with room for the tasks seen."""
+        settings = self.settings
+        self.minorisation = FlowMinorisation(settings, pixel_range)
+        return FlowPrior(
+            self.tasks_seen,
+            settings.components,
+            pixels,
+            settings.latent_dim,
+            layers=settings.flow_layers,
+            width=settings.flow_width,
+            elbo=settings.boo_elbo,
+            reencode=settings.boo_reencode,
+        )
+
+    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Freeze the flow as it is, then go on as `boo`."""
+        if self.tasks_seen > 1 and self.settings.flow_layers > 0:
+            weight = self.strength("flow_drift", replicas) * (task.images_before / task.own_images)
+            self._teacher.freeze(replicas, "prior.flow.", weight=weight)
+        super().begin_task(replicas, task)
+
+    def draws(self, batch_size: int) -> dict[str, Draw]:
+        """Return what chooses the places."""
+        if self.tasks_seen < 2 or self.settings.flow_layers == 0:
+            return {}
+        return {
+            "place_uniform": Draw("uniform", (PLACES,)),
+            "place_normal": Draw("normal", (PLACES, self.settings.latent_dim)),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the old flow."""
+        return self._teacher.state
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return how far the flow has moved old places, squared."""
+        state = batch["state"]
+        if not state:
+            return {}
+        prior = _prior(model)
+        v = prior.base_before(model.posterior).sample(batch["place_uniform"], batch["place_normal"]).detach()
+        old: Tensor = self._teacher.answer(model, state, _moved, v)
+        return {"drift": state["weight"] * (_moved(model, v) - old).square().sum(-1).mean()}
+
+
+def _moved(model: VAE, v: Tensor) -> Tensor:
+    return _prior(model).outward(v)
+
+
+def _prior(model: VAE) -> FlowPrior:
+    assert isinstance(model.prior, FlowPrior)
+    return model.prior

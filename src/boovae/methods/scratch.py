@@ -1,0 +1,60 @@
+"""`scratch`: the generator is made anew at every task, from the task's images and from its own samples of the past.
+
+This is deep generative replay as Shin et al. (NeurIPS 2017) wrote it, and what BooVAE argues against: before a task the
+old model draws as many images as all earlier tasks had, then a fresh model learns these and the new images together.
+The cost of a task grows with the tasks before it, and every generation is a copy of a copy. Nothing is stored between
+tasks but the model. The prior is that of `joint`: N(0, I), or a VampPrior that grows with the tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boovae.methods.base import Method, TaskImages
+from boovae.methods.joint import Joint
+from boovae.training.randomness import Draw, Generators
+from boovae.training.replicas import Replicas
+from boovae.vae import VAE
+
+
+class Scratch(Joint):
+    """As `joint`, but the past is what the old model draws."""
+
+    name = "scratch"
+    summary = "a fresh model at every task, trained on the old one's samples and the new images"
+    stores_examples = False
+    shared_memory = Method.shared_memory
+
+    def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
+        """Put images that the old model draws in front, as many as the earlier tasks had."""
+        if task.index == 0:
+            return task
+        valid = max(1, round(task.images_before / task.own_images * task.valid.shape[-2]))
+        parts: dict[str, Any] = {}
+        for split, count in (("train", task.images_before), ("valid", valid)):
+            own: Tensor = getattr(task, split).expand(len(replicas), -1, -1)
+            parts[split] = torch.cat([self._drawn(replicas, task, split, count), own], dim=1)
+        return replace(task, **parts)
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Keep nothing."""
+
+    @torch.no_grad()
+    def _drawn(self, replicas: Replicas, task: TaskImages, split: str, count: int) -> Tensor:
+        """Return images of the past (R, count, D): means, or pixels of 0 and 1 where the data are such."""
+        draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, self.settings.latent_dim))}
+        generators, key = Generators(replicas.seeds, replicas.device), ("scratch", task.index, split)
+        noise = generators.draw_all(draws, *key)
+
+        def sampled(model: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
+            return model.images(model.prior.forward(model.posterior).sample(uniform, normal))
+
+        images: Tensor = replicas.map(sampled, noise["uniform"], noise["normal"])
+        if self.settings.binarize == "none" or (self.settings.binarize == "dynamic" and split == "train"):
+            return images  # grey; `dynamic` draws pixels anew in every epoch
+        threshold = generators.draw(Draw("uniform", tuple(images.shape[1:])), *key, "pixels")
+        return (threshold < images).to(images.dtype)
