@@ -301,6 +301,26 @@ def test_bad_data_are_named_and_leave_the_model_as_it_was() -> None:
     assert np.array_equal(model.score_samples(grey(1)), before)
 
 
+def test_bad_parameters_are_named_before_a_long_read() -> None:
+    def endless() -> Iterator[Array]:
+        raise AssertionError("read too early")
+        yield grey()
+
+    for parameters in ({"method": "bo"}, {"net": "cnn"}, {"learning_rate": -1.0}):
+        with pytest.raises(InputError):
+            quick(**parameters).fit(endless())
+    with pytest.raises(InputError, match="components was 4"):
+        quick().fit(grey()).set_params(components=5).partial_fit(endless())
+
+
+def test_a_fit_that_fails_leaves_the_model_as_it_was() -> None:
+    model = quick().fit(grey())
+    before = model.score_samples(grey(1))
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(np.full((60, 7, 7), np.nan))
+    assert np.array_equal(model.score_samples(grey(1)), before)
+
+
 def test_nothing_works_before_fit() -> None:
     model = quick()
     for call in (model.sample, lambda: model.transform(grey()), lambda: model.score(grey()), lambda: model.save("x")):

@@ -10,19 +10,18 @@ import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from boovae.carry import carry, packed, rebuilt, unpacked
+from boovae.carry import carry, rebuilt
 from boovae.data import features
 from boovae.data.arrays import as_images, as_numpy
 from boovae.data.features import Rows, Scaling
@@ -34,7 +33,7 @@ from boovae.machine import choose_device, compiling_pays
 from boovae.metrics.evaluation import generate
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.progress import Watcher, make_display
-from boovae.training.events import Event
+from boovae.saved import Portable
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas, replica_of
 from boovae.training.trainer import Trainer
@@ -45,7 +44,7 @@ Data = Any
 Array = NDArray[Any]
 
 
-class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator):  # type: ignore[misc]
+class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Portable):  # type: ignore[misc]
     """A variational autoencoder that learns one task after another and needs no old data.
 
     Every call of `partial_fit` is one task; `fit` starts anew. Of a finished task the default method keeps a few
@@ -84,11 +83,6 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     >>> model.n_tasks_, model.sample(3).shape, model.transform(february).shape
     (2, (3, 8, 8), (60, 10))
     """
-
-    trainer_: Trainer
-    scaling_: Scaling
-    image_shape_: tuple[int, ...]
-    _events: list[Event]
 
     def __init__(
         self,
@@ -129,11 +123,20 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def fit(self, X: Data, y: object = None) -> BooVAE:  # noqa: N803 (scikit-learn's name)
         """Forget everything and learn X as the first task; y is ignored."""
-        return self._learn(X, first=True)
+        return self._learn_or_stay(X, first=True)
 
     def partial_fit(self, X: Data, y: object = None) -> BooVAE:  # noqa: N803
         """Learn X as one more task; y is ignored. If it fails or is interrupted, the model is as before."""
-        return self._learn(X, first=not self.__sklearn_is_fitted__())
+        return self._learn_or_stay(X, first=not self.__sklearn_is_fitted__())
+
+    def _learn_or_stay(self, data: Data, *, first: bool) -> BooVAE:
+        before = dict(vars(self))
+        try:
+            return self._learn(data, first=first)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _learn(self, data: Data, *, first: bool) -> BooVAE:
         with python_names():
@@ -146,7 +149,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
             warnings.warn(
                 f"task {task.name} diverged again and again; the model is where it was best: lower learning_rate",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         self.scaling_ = scaling
         self.trainer_ = rebuilt(trainer, trainer.device)  # without the images
@@ -156,16 +159,15 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def _prepared(self, data: Data, *, first: bool) -> tuple[Trainer, Task, Scaling]:
         """Check everything and return a trainer that knows the past, the task, and the scaling of its numbers."""
         device, parameters = choose_device(str(self.device)), self.get_params(deep=False)
-        check_parameters(parameters)
-        rows, scaling = self._task_rows(data, first=first)
         before = None if first else self.trainer_
+        self._check(parameters, before)
+        rows, scaling = self._task_rows(data, first=first)
         seed = self._seed() if before is None else before.settings.seed
         index = 0 if before is None else before.tasks_done
         train, valid = features.divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
         settings = task_settings(parameters, len(train), train.shape[1], grey=scaling.grey, seed=seed)
         extent = scaling.extent(rows)
         if before is not None:
-            check_same_model(before.settings, settings)
             extent = min(extent[0], before.pixel_range[0]), max(extent[1], before.pixel_range[1])
         compile = compiling_pays(len(train), settings, device) if self.compile == "auto" else bool(self.compile)
         trainer = Trainer(settings, features.model_shape(self.image_shape_), extent, device=device, compile=compile)
@@ -173,6 +175,15 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
             carry(before, trainer)
         nothing = _split(rows[:0])
         return trainer, Task(str(index), _split(train), _split(valid), nothing, (index,)), scaling
+
+    def _check(self, parameters: dict[str, Any], before: Trainer | None) -> None:
+        """Refuse parameters before data are read, which may take long."""
+        check_parameters(parameters)
+        count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
+        settings = task_settings(parameters, images=1, features=count, grey=grey, seed=0)
+        Trainer(settings, (1,))  # knows its method and its networks, or says so
+        if before is not None:
+            check_same_model(before.settings, settings)
 
     def _seed(self) -> int:
         if isinstance(self.random_state, numbers.Integral):
@@ -349,31 +360,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def _n_features_out(self) -> int:
         return int(self.trainer_.settings.latent_dim)
 
-    # --- moving and keeping -------------------------------------------------------------------------------------
-
-    def to(self, device: str | torch.device) -> BooVAE:
-        """Move the model to another device, where it also learns from now on."""
-        with python_names():
-            chosen = choose_device(str(device))
-        self.device = str(device)
-        if self.__sklearn_is_fitted__():
-            self.trainer_ = rebuilt(self.trainer_, chosen)
-        return self
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder, without pickle; returns it. A model that was saved there before is replaced."""
-        from boovae.saved import save_model
-
-        check_is_fitted(self)
-        return save_model(self, self._events, Path(folder))
-
-    @classmethod
-    def load(cls, folder: str | Path, *, device: str = "auto") -> BooVAE:
-        """Return the model that `save`, or `boovae train --replicas 1`, has written to a folder."""
-        from boovae.saved import load_model
-
-        with python_names():
-            return load_model(cls, Path(folder), device)
+    # --- scikit-learn's questions ------------------------------------------------------------------------------------
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "trainer_")
@@ -383,18 +370,6 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         tags.input_tags.three_d_array = True
         tags.transformer_tags.preserves_dtype = []  # float32, as the network has it
         return tags
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(super().__getstate__())
-        if "trainer_" in state:  # its step and its graphs cannot be pickled, and hold nothing that lasts
-            state["trainer_"] = packed(state["trainer_"])
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "trainer_" in state:
-            device = choose_device(state["device"] if torch.cuda.is_available() else "auto")
-            state = {**state, "trainer_": unpacked(state["trainer_"], device)}
-        super().__setstate__(state)
 
 
 def _split(rows: Rows) -> Split:

@@ -7,23 +7,69 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
+from boovae.carry import packed, rebuilt, unpacked
 from boovae.config import Settings
 from boovae.data.features import Scaling
-from boovae.defaults import FOREIGN, OWN, plain
+from boovae.defaults import FOREIGN, OWN, plain, python_names
 from boovae.errors import InputError, RunError
-from boovae.machine import environment
+from boovae.machine import choose_device, environment
 from boovae.run import Run, load_trainer, run_event
 from boovae.training.events import Event
-
-if TYPE_CHECKING:
-    from boovae.estimator import BooVAE
+from boovae.training.trainer import Trainer
 
 
-def save_model(model: BooVAE, events: Sequence[Event], folder: Path) -> Path:
+class Portable(BaseEstimator):  # type: ignore[misc]
+    """What of an estimator is about moving and keeping the model."""
+
+    trainer_: Trainer
+    scaling_: Scaling
+    image_shape_: tuple[int, ...]
+    n_features_in_: int
+    device: str
+    _events: list[Event]
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to another device, where it also learns from now on."""
+        with python_names():
+            chosen = choose_device(str(device))
+        self.device = str(device)
+        if hasattr(self, "trainer_"):
+            self.trainer_ = rebuilt(self.trainer_, chosen)
+        return self
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder, without pickle; returns it. A model that was saved there before is replaced."""
+        check_is_fitted(self)
+        return save_model(self, self._events, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
+        """Return the model that `save`, or `boovae train --replicas 1`, has written to a folder."""
+        with python_names():
+            model: Self = load_model(cls, Path(folder), device)
+        return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "trainer_" in state:
+            state["trainer_"] = packed(state["trainer_"])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "trainer_" in state:
+            device = choose_device(state["device"] if torch.cuda.is_available() else "auto")
+            state = {**state, "trainer_": unpacked(state["trainer_"], device)}
+        super().__setstate__(state)
+
+
+def save_model(model: Any, events: Sequence[Event], folder: Path) -> Path:
     """Write a fitted model to `folder`: beside it first, and then in its place, so that it is whole or not there."""
     _check_replaceable(folder)
     fresh, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
@@ -59,7 +105,7 @@ def _check_replaceable(folder: Path) -> None:
     raise InputError(f"{folder} holds something else than a saved BooVAE: choose another folder")
 
 
-def _record(model: BooVAE) -> dict[str, Any]:
+def _record(model: Any) -> dict[str, Any]:
     """Return what the estimator knows beside its trainer, as JSON has it."""
     parameters = model.get_params(deep=False)
     if not isinstance(parameters["random_state"], numbers.Integral | None):
@@ -76,7 +122,7 @@ def _record(model: BooVAE) -> dict[str, Any]:
     }
 
 
-def load_model(kind: type[BooVAE], folder: Path, device: str) -> BooVAE:
+def load_model(kind: type[Any], folder: Path, device: str) -> Any:
     """Return the estimator that lies in a folder: one that was saved, or a finished run of the command line."""
     run, trainer = load_trainer(folder, device)
     with run:
