@@ -162,7 +162,7 @@ def test_an_own_image_is_reconstructed_and_its_task_named(open_page: Callable[..
     file: Any = {"name": "own.png", "mimeType": "image/png", "buffer": picture(grey)}
     page.set_input_files("#file", file)
     page.wait_for_selector("#verdict:not([hidden])")
-    assert page.locator("#judgement").inner_text().startswith("It belongs to ")
+    assert page.locator("#judgement").inner_text().startswith("Of all tasks it is most like ")
     assert page.locator("#bars li").count() == 2
     assert "log p(x) = −" in page.locator("#score").inner_text()
     seen, rebuilt = (str(page.locator(name).get_attribute("src")) for name in ("#seen", "#reconstruction"))

@@ -214,7 +214,7 @@ function showVerdict(answer) {
   $("reconstruction").src = answer.reconstruction.image;
   const { tasks } = answer, best = answer.reconstruction.task;
   $("judgement").replaceChildren();
-  if (best !== null) $("judgement").append("It belongs to ", make("b", {}, nameOf(best)), `, with ${percent(tasks[best].share)}.`);
+  if (best !== null) $("judgement").append("Of all tasks it is most like ", make("b", {}, nameOf(best)), `: ${percent(tasks[best].share)}.`);
   const order = tasks.map((_, task) => task).sort((one, other) => tasks[other].share - tasks[one].share);
   $("bars").replaceChildren(...order.slice(0, SHOWN_TASKS).map((task) => make("li", {},
     make("b", { title: nameOf(task) }, nameOf(task)),
@@ -289,6 +289,7 @@ function prepare() {
   $("tasks").hidden = !model.apart;
   $("own").hidden = !model.pictures;
   $("between-how").hidden = !model.networks;
+  $("band").hidden = !model.apart || model.networks; // one network's way has one task
   if (model.apart) {
     const chips = model.tasks.map((task, index) => radio("task", index, false, task.name));
     $("tasks").querySelector(".chips").replaceChildren(radio("task", "", true, "all"), ...chips);
