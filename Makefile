@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types test-slow test-gpu speed clean
+.PHONY: demo test lint types test-slow test-gpu speed docs clean
 
 demo: .venv/installed  ## learn ten kinds of digits one after another, two seeds at once, and write a report
 	$(BIN)/boovae train --replicas 2 --out runs/demo
@@ -27,8 +27,12 @@ test-gpu: .venv/test  ## the checks that need a CUDA device
 speed: .venv/installed  ## the engine against a plain loop and against the floor
 	$(BIN)/python benchmarks/speed.py
 
+docs: .venv/installed  ## the documentation as a site, in site/
+	$(INSTALL) --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch comes first and by its exact version: any looser requirement may pull another build.
 .venv/installed: pyproject.toml constraints.txt

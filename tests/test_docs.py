@@ -79,3 +79,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_method_has_its_page() -> None:
     assert {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")} == set(METHODS)
+
+
+def test_every_page_is_in_the_site() -> None:
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert set(re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)) == pages
