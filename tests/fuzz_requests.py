@@ -51,11 +51,9 @@ def fuzz(client: httpx.Client, count: int, seed: int = 0) -> Fuzzed:
     latent_dim = client.get("/api/model").json()["latent_dim"]
     for number in range(count):
         request = _request(chance, latent_dim)
-        words = f"{number}: {request['method']} {request['url']!r} {request['content'][:80]!r}"
+        words = f"{number}: {request['method']} {request['url'][:80]!r} {request['content'][:80]!r}"
         try:
             status = client.request(**request).status_code
-        except httpx.InvalidURL:
-            continue  # never left this process
         except Exception as error:  # the server broke off, or answered what is no answer
             failures.append(f"{words}: {error!r}")
             continue
@@ -77,9 +75,9 @@ def _request(chance: random.Random, latent_dim: int) -> dict[str, Any]:
         path += chance.choice(("?invert=1", "?invert=x", "?invert=%00", "?" + "a=1&" * 50, "/-1", "/" + "9" * 5000))
     headers = {"content-type": kind if chance.random() < 0.9 else chance.choice(TYPES)}
     if chance.random() < 0.04:
-        headers["host"] = chance.choice(("evil.example", "", "127.0.0.1:99999", "[::1", "localhost\t"))
+        headers["host"] = chance.choice(("evil.example", "", "127.0.0.1:99999", "[::1", "localhost."))
     if chance.random() < 0.04:
-        headers["origin"] = chance.choice(("null", "http://evil.example", "http://[", "\x7f"))
+        headers["origin"] = chance.choice(("null", "http://evil.example", "http://[", "x"))
     return {"method": method, "url": path, "headers": headers, "content": content}
 
 
