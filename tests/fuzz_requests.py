@@ -69,8 +69,9 @@ def _request(chance: random.Random, latent_dim: int) -> dict[str, Any]:
     kind = "image/png" if path == "/api/look" else "application/json"
     content = _body(chance, path, latent_dim)
     if chance.random() < 0.1:
+        # Two slashes at the start would name another host.
         parts = ("..", "%2e%2e", "/", "%00", "%ff", "etc", "\\", "api", "é", "0")
-        path = "/" + "".join(chance.choice(parts) for _ in range(6))
+        path = "/~" + "".join(chance.choice(parts) for _ in range(6))
     if chance.random() < 0.2:
         path += chance.choice(("?invert=1", "?invert=x", "?invert=%00", "?" + "a=1&" * 50, "/-1", "/" + "9" * 5000))
     headers = {"content-type": kind if chance.random() < 0.9 else chance.choice(TYPES)}
