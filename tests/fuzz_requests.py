@@ -51,11 +51,9 @@ def fuzz(client: httpx.Client, count: int, seed: int = 0) -> Fuzzed:
     latent_dim = client.get("/api/model").json()["latent_dim"]
     for number in range(count):
         request = _request(chance, latent_dim)
-        words = f"{number}: {request['method']} {request['url']!r} {request['content'][:80]!r}"
+        words = f"{number}: {request['method']} {request['url'][:80]!r} {request['content'][:80]!r}"
         try:
             status = client.request(**request).status_code
-        except httpx.InvalidURL:
-            continue  # never left this process
         except Exception as error:  # the server broke off, or answered what is no answer
             failures.append(f"{words}: {error!r}")
             continue
@@ -71,15 +69,16 @@ def _request(chance: random.Random, latent_dim: int) -> dict[str, Any]:
     kind = "image/png" if path == "/api/look" else "application/json"
     content = _body(chance, path, latent_dim)
     if chance.random() < 0.1:
+        # Two slashes at the start would name another host.
         parts = ("..", "%2e%2e", "/", "%00", "%ff", "etc", "\\", "api", "é", "0")
-        path = "/" + "".join(chance.choice(parts) for _ in range(6))
+        path = "/~" + "".join(chance.choice(parts) for _ in range(6))
     if chance.random() < 0.2:
         path += chance.choice(("?invert=1", "?invert=x", "?invert=%00", "?" + "a=1&" * 50, "/-1", "/" + "9" * 5000))
     headers = {"content-type": kind if chance.random() < 0.9 else chance.choice(TYPES)}
     if chance.random() < 0.04:
-        headers["host"] = chance.choice(("evil.example", "", "127.0.0.1:99999", "[::1", "localhost\t"))
+        headers["host"] = chance.choice(("evil.example", "", "127.0.0.1:99999", "[::1", "localhost."))
     if chance.random() < 0.04:
-        headers["origin"] = chance.choice(("null", "http://evil.example", "http://[", "\x7f"))
+        headers["origin"] = chance.choice(("null", "http://evil.example", "http://[", "x"))
     return {"method": method, "url": path, "headers": headers, "content": content}
 
 
