@@ -7,8 +7,8 @@ standard deviations of the reference, are added up, less a slack, and never unde
     s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
 
 and where the sum passes the threshold the data have changed since it last was zero; from then on, the change is where
-drops begin to be nearer to the limit than to zero. The limit keeps one odd image from raising an alarm. The images up to
-there are a finished task, those behind it begin the next.
+drops begin to be nearer to the limit than to zero. The limit keeps one odd image from raising an alarm. The images up
+to there are a finished task, those behind it begin the next.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class MLP(nn.Module):
             masks = ((uniform >= self.dropout) / (1 - self.dropout)).chunk(2, dim=1)
         hidden = torch.nn.functional.leaky_relu(self.first(x)) * masks[0]
         hidden = torch.nn.functional.leaky_relu(self.second(hidden)) * masks[1]
-        return self.heads(hidden) + self.seen
+        logits: Tensor = self.heads(hidden) + self.seen
+        return logits
 
 
 class Classifiers:
