@@ -6,9 +6,9 @@ standard deviations of the reference, are added up, less a slack, and never unde
 
     s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
 
-and where the sum passes the threshold the data have changed since it last was zero; from then on, the change is where
-drops begin to be nearer to the limit than to zero. The limit keeps one odd image from raising an alarm. The images up
-to there are a finished task, those behind it begin the next.
+and where the sum passes the threshold the data have changed since it last was zero, at the likeliest place for the mean
+of the drops to leave zero. The limit keeps one odd image from raising an alarm. The images up to there are a finished
+task, those behind it begin the next.
 """
 
 from __future__ import annotations
@@ -85,9 +85,13 @@ class ChangeDetector:
         return None
 
     def _onset(self) -> int:
-        """Return after how many of the last drops the change came; those behind it are nearer the limit than 0."""
-        sums = [0.0, *itertools.accumulate(drop - self.limit / 2 for drop in self._drops)]
-        return sums.index(min(sums))
+        """Return after how many of the last drops the change came: the likeliest place for the mean to leave zero.
+
+        With m drops, k of them before the change, the log-likelihood ratio is (sum of the others)² / 2 (m − k).
+        """
+        sums = list(itertools.accumulate(reversed(self._drops)))  # of the last 1, 2, … drops
+        ratios = [total * abs(total) / count for count, total in enumerate(sums, start=1)]
+        return len(self._drops) - 1 - ratios.index(max(ratios))
 
 
 class TaskFinder:
