@@ -41,7 +41,7 @@ FIRST = 100
 #: Share of them that is held out as reference.
 HELD_OUT = 0.25
 #: Epochs of a trial, and steps per epoch at least.
-EPOCHS, STEPS = 40, 6
+EPOCHS, STEPS = 40, 12
 #: Latents per image for its ELBO, and images that are scored at once.
 LATENTS, CHUNK = 8, 500
 
@@ -171,14 +171,23 @@ class Trial:
 
     def _copy(self, images: int) -> Trainer:
         old, settings = self.trainer, self.trainer.settings
-        batch = max(1, min(settings.batch_size, images // STEPS))
-        short = replace(settings, epochs=min(settings.epochs, EPOCHS), batch_size=batch, schedule="cosine")
         copy = Trainer(
-            short, old.shape, old.pixel_range, binarize=old.binarize, device=old.device, seeds=old.replicas.seeds
+            shortened(settings, images),
+            old.shape,
+            old.pixel_range,
+            binarize=old.binarize,
+            device=old.device,
+            seeds=old.replicas.seeds,
         )
         tensors, record = old.state()
         copy.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
         return copy
+
+
+def shortened(settings: Settings, images: int) -> Settings:
+    """Return the settings with fewer epochs, and batches small enough for some steps on so few images."""
+    batch = max(1, min(settings.batch_size, images // STEPS))
+    return replace(settings, epochs=min(settings.epochs, EPOCHS), batch_size=batch, schedule="cosine")
 
 
 def make_task(images: Tensor, name: str) -> Task:
@@ -228,7 +237,7 @@ def find_borders(
 
     The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
     """
-    short = replace(settings, epochs=min(settings.epochs, EPOCHS))
+    short = shortened(settings, first)
     trainer = Trainer(short, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
     finder, borders = TaskFinder(Trial(trainer), first), [0]
     for batch in torch.cat([task.train.images for task in stream]).split(first):
