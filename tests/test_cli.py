@@ -55,7 +55,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_and_version_answer_without_torch() -> None:
     script = "import sys; from boovae.cli import main; main(['--help']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    for verb in ("train", "extend", "tune", "eval", "sample", "inspect", "report", "datasets", "methods"):
+    for verb in (
+        "train",
+        "extend",
+        "tune",
+        "eval",
+        "sample",
+        "inspect",
+        "toy",
+        "latent-map",
+        "replay",
+        "report",
+        "datasets",
+        "methods",
+    ):
         assert verb in done.stdout
     assert command("--version").stdout.strip() == "0.1.0"
 
