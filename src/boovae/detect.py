@@ -6,9 +6,9 @@ standard deviations of the reference, are added up, less a slack, and never unde
 
     s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
 
-and where the sum passes the threshold the data have changed since it last was zero; from then on, the change is where
-drops begin to be nearer to the limit than to zero. The limit keeps one odd image from raising an alarm. The images up
-to there are a finished task, those behind it begin the next.
+and where the sum passes the threshold the data have changed since it last was zero, at the likeliest place for the mean
+of the drops to leave zero. The limit keeps one odd image from raising an alarm. The images up to there are a finished
+task, those behind it begin the next.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST = 100
 #: Share of them that is held out as reference.
 HELD_OUT = 0.25
 #: Epochs of a trial, and steps per epoch at least.
-EPOCHS, STEPS = 40, 6
+EPOCHS, STEPS = 40, 12
 #: Latents per image for its ELBO, and images that are scored at once.
 LATENTS, CHUNK = 8, 500
 
@@ -85,9 +85,13 @@ class ChangeDetector:
         return None
 
     def _onset(self) -> int:
-        """Return after how many of the last drops the change came; those behind it are nearer the limit than 0."""
-        sums = [0.0, *itertools.accumulate(drop - self.limit / 2 for drop in self._drops)]
-        return sums.index(min(sums))
+        """Return after how many of the last drops the change came: the likeliest place for the mean to leave zero.
+
+        With m drops, k of them before the change, the log-likelihood ratio is (sum of the others)² / 2 (m − k).
+        """
+        sums = list(itertools.accumulate(reversed(self._drops)))  # of the last 1, 2, … drops
+        ratios = [total * abs(total) / count for count, total in enumerate(sums, start=1)]
+        return len(self._drops) - 1 - ratios.index(max(ratios))
 
 
 class TaskFinder:
@@ -167,14 +171,23 @@ class Trial:
 
     def _copy(self, images: int) -> Trainer:
         old, settings = self.trainer, self.trainer.settings
-        batch = max(1, min(settings.batch_size, images // STEPS))
-        short = replace(settings, epochs=min(settings.epochs, EPOCHS), batch_size=batch, schedule="cosine")
         copy = Trainer(
-            short, old.shape, old.pixel_range, binarize=old.binarize, device=old.device, seeds=old.replicas.seeds
+            shortened(settings, images),
+            old.shape,
+            old.pixel_range,
+            binarize=old.binarize,
+            device=old.device,
+            seeds=old.replicas.seeds,
         )
         tensors, record = old.state()
         copy.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
         return copy
+
+
+def shortened(settings: Settings, images: int) -> Settings:
+    """Return the settings with fewer epochs, and batches small enough for some steps on so few images."""
+    batch = max(1, min(settings.batch_size, images // STEPS))
+    return replace(settings, epochs=min(settings.epochs, EPOCHS), batch_size=batch, schedule="cosine")
 
 
 def make_task(images: Tensor, name: str) -> Task:
@@ -224,7 +237,7 @@ def find_borders(
 
     The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
     """
-    short = replace(settings, epochs=min(settings.epochs, EPOCHS))
+    short = shortened(settings, first)
     trainer = Trainer(short, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
     finder, borders = TaskFinder(Trial(trainer), first), [0]
     for batch in torch.cat([task.train.images for task in stream]).split(first):

@@ -7,8 +7,9 @@ map of each, and the divergence KL[q̂ ‖ prior], by Monte Carlo, of the test i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -110,14 +111,11 @@ def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) ->
     line = torch.linspace(-extent, extent, POINTS, device=trainer.device)
     points = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
     points = points.expand(len(trainer.replicas), -1, -1)
-    log_probs: tuple[Callable[[Tensor], Tensor], ...] = (
-        lambda z: aggregated(posterior, z),
-        lambda z: prior_log_prob(trainer, z),
-    )
-    densities = [
-        torch.cat([log_prob(part)[0] for part in points.split(CHUNK, dim=1)]).exp().view(POINTS, POINTS).cpu().numpy()
-        for log_prob in log_probs
+    log_densities = [
+        [log_prob(part)[0] for part in points.split(CHUNK, dim=1)]
+        for log_prob in (partial(aggregated, posterior), partial(prior_log_prob, trainer))
     ]
+    densities = [torch.cat(parts).exp().view(POINTS, POINTS).cpu().numpy() for parts in log_densities]
     return Map(
         trainer.settings.method,
         len(tasks),

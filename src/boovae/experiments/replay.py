@@ -353,7 +353,7 @@ def draw(points: Sequence[Point]) -> Figure:
             cost.plot(seen, [point.generator_images / 1e6 for point in own], label=name, **style)
     by_task.set(title="task-incremental: the task is named", ylabel="mean accuracy over tasks seen, %")
     by_class.set(title="class-incremental: among all classes seen")
-    cost.set(title="cost: images the generator has learned from, millions")
+    cost.set(title="cost: images the generator learned, millions")
     for axes in (by_task, by_class, cost):
         axes.set_xlabel("tasks seen")
         axes.set_xticks(sorted({point.seen for point in points}))

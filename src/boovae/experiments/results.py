@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Pixels per inch of a figure.
-RESOLUTION = 150
+RESOLUTION = 100
 
 
 def prepared(folder: Path) -> Path:

@@ -38,7 +38,7 @@ class Scratch(Joint):
         for split, count in (("train", task.images_before), ("valid", valid)):
             own: Tensor = getattr(task, split).expand(len(replicas), -1, -1)
             parts[split] = torch.cat([self._drawn(replicas, task, split, count), own], dim=1)
-        return replace(task, **parts)
+        return replace(task, train=parts["train"], valid=parts["valid"])
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Keep nothing."""
