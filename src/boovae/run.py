@@ -20,6 +20,7 @@ from boovae.files import write_file
 from boovae.inspect import has_components, save_components
 from boovae.machine import choose_device, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
+from boovae.metrics.latent import codes, latent_map
 from boovae.progress import Display, Silent
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
@@ -250,6 +251,7 @@ def advance(
             save_samples(trainer, run.folder / "samples" / f"task_{event['task']:02d}.png")
             if has_components(trainer):
                 save_components(run, trainer)
+            save_latents(run, trainer, tasks[: trainer.tasks_done])
             seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
             run.timing({"event": "task", "task": event["task"], **seconds, "steps": trainer.task_steps})
         else:
@@ -268,6 +270,12 @@ def save_samples(
 
     images = generate(trainer, count, "grid", task)[replica]
     save_grid(path, images.cpu().numpy(), trainer.shape, pixel_range=trainer.pixel_range)
+
+
+def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
+    """Write where test images and the prior's components lie in the latent space, first replica."""
+    found = latent_map(trainer, codes(trainer, tasks))
+    write_file(run.folder / "latents.json", json.dumps(found).encode())
 
 
 def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
