@@ -288,7 +288,18 @@ def _conclude(folder: Path, arguments: Train | Extend) -> None:
         print(json.dumps(evaluations[-1]))
     else:
         print_table(evaluations)
+    if not arguments.quiet:
+        _warn(folder)
     _report(folder, quiet=arguments.quiet)
+
+
+def _warn(folder: Path) -> None:
+    """Say what to know before reading the numbers, and what helps."""
+    from boovae.report.read import read_run
+    from boovae.report.sentinels import sentinels
+
+    for sentinel in sentinels(read_run(folder)):
+        print(f"warning: {sentinel.text}", file=sys.stderr)
 
 
 def _report(folder: Path, *, quiet: bool) -> None:

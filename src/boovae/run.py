@@ -234,8 +234,10 @@ def advance(
     A finished task is None where its images are not at hand.
     """
     evaluations = run.events("evaluation")
+    said: set[str] = set()
     while len(evaluations) < len(tasks):
-        if len(evaluations) < trainer.tasks_done:
+        evaluated = len(evaluations) < trainer.tasks_done
+        if evaluated:
             began = time.monotonic()
             progress = _watched(run)
             event = evaluate(
@@ -260,6 +262,19 @@ def advance(
             run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.epochs)
             run.learn(trainer, task)
         run.checkpoint(trainer)
+        if evaluated:
+            warn(run, said)
+
+
+def warn(run: Run, said: set[str]) -> None:
+    """Say what goes wrong as soon as it shows, each kind of trouble once."""
+    from boovae.report.read import read_run
+    from boovae.report.sentinels import URGENT, sentinels
+
+    for sentinel in sentinels(read_run(run.folder)):
+        if sentinel.kind in URGENT and sentinel.kind not in said:
+            said.add(sentinel.kind)
+            run.display.note(f"warning: {sentinel.text}")
 
 
 def save_samples(

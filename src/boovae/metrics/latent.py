@@ -74,7 +74,9 @@ def latent_map(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> di
         "replica": 0,
         "explained": listed(explained.numpy()),
         "separate": trainer.method.knows_task,  # every task has a latent space of its own
-        "codes": [{"task": task, "points": _rows(_spread((mean - centre) @ plane, SHOWN))} for task, mean in means.items()],
+        "codes": [
+            {"task": task, "points": _rows(_spread((mean - centre) @ plane, SHOWN))} for task, mean in means.items()
+        ],
         "components": _components(trainer, centre, plane),
     }
 

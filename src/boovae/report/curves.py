@@ -10,7 +10,7 @@ import numpy as np
 from boovae.experiments.paper import METHOD_NAMES
 from boovae.report.charts import COLOURS, Series, forgetting_over_tasks, over_components, over_epochs, over_tasks
 from boovae.report.findings import printed
-from boovae.report.plots import Chart, Line, line_plot, map_plot
+from boovae.report.plots import SYMBOLS, Chart, Line, line_plot, map_plot, round_of
 from boovae.report.read import Run
 
 #: Metrics that the paper prints.
@@ -108,7 +108,7 @@ def latent_map(run: Run) -> Chart | None:
         return None
     owners = {place.task for place in run.latents.components if place.task is not None}
     names = {task: run.task_name(task) for task in owners | {codes.task for codes in run.latents.codes}}
-    return map_plot(run.latents, names, "Latent space")
+    return map_plot(run.latents, names, "Codes and components")
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,13 @@ class TaskLabel:
     label: str
     colour: int
     again: bool  # the colours are used up
+    mark: str  # on a map
 
 
 def task_legend(run: Run) -> list[TaskLabel]:
     """Return the tasks of a run in the colours in which charts show them."""
     shown = set(run.gains) | ({codes.task for codes in run.latents.codes} if run.latents else set())
-    return [TaskLabel(run.task_name(task), task % COLOURS, task >= COLOURS) for task in sorted(shown)]
+    return [
+        TaskLabel(run.task_name(task), task % COLOURS, task >= COLOURS, list(SYMBOLS.values())[round_of(task)])
+        for task in sorted(shown)
+    ]

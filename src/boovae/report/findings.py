@@ -12,7 +12,6 @@ from boovae.report.log import Floats
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
 from boovae.report.read import Evaluation, Run
 
-
 #: Settings of the stream for which the paper has numbers.
 USUAL: dict[str, str | None] = {"classes_per_task": "1", "binarize": "none", "limit": None, "class_order": None}
 

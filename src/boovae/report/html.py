@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.report.charts import COLOURS
 from boovae.report.curves import curves, gains, has_paper, is_joint, latent_map, task_legend, training
-from boovae.report.findings import headlines
+from boovae.report.findings import Headline, headlines
 from boovae.report.gallery import rows
 from boovae.report.numbers import MISSING, change, mean, plus_minus
 from boovae.report.plots import digest, plotly_script
 from boovae.report.read import Run, read_run
 from boovae.report.sentinels import sentinels
 from boovae.report.tables import ledger, matrices
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ def _parts(context: dict[str, Any]) -> list[str]:
     """Return which parts the page has."""
     any_run = {key: any(run[key] for run in context["runs"]) for key in context["runs"][0]}
     there = {
-        "notice": context["remarks"] or any_run["state"] or any_run["warnings"] or any_run["notes"],
+        "notice": context["notices"],
         "headline": True,
         "curves": context["curves"],
         "film": any_run["film"],
@@ -111,10 +117,7 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
                 "colour": index % COLOURS,
                 "dashed": index >= COLOURS,
                 "about": _about(run),
-                "state": _state(run),
                 "joint": is_joint(run),
-                "warnings": [sentinel.text for sentinel in sentinels(run)],
-                "notes": run.notes,
                 "headlines": headlines(run),
                 "film": _film(run),
                 "components": rows(run),
@@ -127,7 +130,7 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
             for index, (run, label) in enumerate(zip(runs, labels, strict=True))
         ],
         "headline_table": _headline_table(runs),
-        "remarks": _remarks(runs),
+        "notices": _notices(runs, labels),
         "curves": curves(runs, labels),
         "paper": has_paper(runs),
         "matrices": matrices(runs, labels),
@@ -152,6 +155,29 @@ def _about(run: Run) -> str:
     replicas = f"{len(run.seeds)} replicas" if len(run.seeds) != 1 else "1 replica"
     tasks = f"{run.planned} tasks" if run.planned != 1 else "1 task"
     return f"{run.method} on {run.dataset}, {tasks}, {replicas}"
+
+
+#: A command or a flag with its value, as the remedies name them.
+COMMAND = re.compile(
+    r"boovae (?:tune \w+|eval|inspect)(?: RUN --[a-z]+ [\d.]+\d)?|--[a-z][a-z-]+(?: (?:[\d.]*\d|\w+\+\w+|nll)\b)?"
+)
+
+
+def _with_code(text: str) -> Markup:
+    """Return a text whose commands and flags are marked, so that they stay in one piece."""
+    from markupsafe import Markup, escape
+
+    return Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
+
+
+def _notices(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[str, Markup]]:
+    """Return what to know before reading the numbers: whose it is, and the text; what several runs share comes once."""
+    found: dict[str, list[str]] = {text: [] for text in _remarks(runs)}
+    for run, label in zip(runs, labels, strict=True):
+        for text in (_state(run), *(sentinel.text for sentinel in sentinels(run)), *run.notes):
+            if text:
+                found.setdefault(text, []).append(label)
+    return [(", ".join(whose) if len(runs) > 1 else "", _with_code(text)) for text, whose in found.items()]
 
 
 def _state(run: Run) -> str:
@@ -179,26 +205,29 @@ def _remarks(runs: Sequence[Run]) -> list[str]:
 
 def _headline_table(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return label and (value, detail) per run, for runs side by side."""
-    columns = [{line.label: (line.value, line.detail) for line in headlines(run)} for run in runs]
     bound = next((run for run in runs if is_joint(run)), None)
-    if bound is not None:
-        for run, column in zip(runs, columns, strict=True):
-            if column:
-                column["NLL above the joint bound"] = _above(run, bound)
+    columns = []
+    for run in runs:
+        lines = headlines(run)
+        if bound is not None and lines:
+            lines.insert(1, _above(run, bound))
+        columns.append({line.label: (line.value, line.detail) for line in lines})
     names = dict.fromkeys(name for column in columns for name in column)
     return [(name, [column.get(name, (MISSING, "")) for column in columns]) for name in names]
 
 
-def _above(run: Run, bound: Run) -> tuple[str, str]:
-    """Return how far a run's NLL is from that of training on everything, after as many tasks."""
+def _above(run: Run, bound: Run) -> Headline:
+    """Return how far a run's NLL is from that of training on everything, after the last number of tasks both have."""
+    label, detail = "NLL above the joint bound", "no number of tasks that both have"
     if run is bound:
-        return MISSING, "this is the bound"
-    last = run.evaluations[-1]
-    same = [evaluation for evaluation in bound.evaluations if evaluation.task == last.task]
-    gap = float(mean(last.nll)) - float(mean(same[0].nll)) if same and run.dataset == bound.dataset else math.nan
-    if not math.isfinite(gap):
-        return MISSING, "not measured after as many tasks"
-    return change(gap), f"nats; the joint run has {plus_minus(same[0].nll)} after {last.task + 1} tasks"
+        return Headline(label, MISSING, "this is the bound")
+    theirs = {evaluation.task: evaluation.nll for evaluation in bound.evaluations if run.dataset == bound.dataset}
+    for evaluation in reversed(run.evaluations):
+        gap = float(mean(evaluation.nll)) - float(mean(theirs.get(evaluation.task, np.array([math.nan]))))
+        if math.isfinite(gap):
+            detail = f"nats, after {evaluation.task + 1} tasks; the bound is {plus_minus(theirs[evaluation.task])}"
+            return Headline(label, change(gap), detail)
+    return Headline(label, MISSING, detail)
 
 
 def _film(run: Run) -> list[Picture]:

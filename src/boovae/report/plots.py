@@ -1,7 +1,7 @@
 """Charts that answer to the pointer and the keys: lines and points as plotly draws them, each with its table.
 
-A figure is written as plotly's JSON. Colours are names of the page's own (`var(--s0)`), which its script looks up, so that
-charts follow light and dark. Everything that comes from a run folder is escaped: plotly reads tags in texts.
+A figure is written as plotly's JSON. Colours are names of the page's own (`var(--s0)`), which its script looks up, so
+that charts follow light and dark. Everything that comes from a run folder is escaped: plotly reads tags in texts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from boovae.report.charts import COLOURS, Series, settled_range
-from boovae.report.latents import LatentMap
+from boovae.report.latents import LatentMap, Place
 from boovae.report.log import Floats
-from boovae.report.numbers import number
+from boovae.report.numbers import deviation, mean, number
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -30,9 +30,14 @@ if TYPE_CHECKING:
 Kind = Literal["run", "joint", "paper"]
 
 #: Whose line it is: plotly's dash and marker.
-STYLE: dict[Kind, tuple[str, str]] = {"run": ("solid", "circle"), "joint": ("dot", "circle"), "paper": ("dash", "circle-open")}
+STYLE: dict[Kind, tuple[str, str]] = {
+    "run": ("solid", "circle"),
+    "joint": ("dot", "circle"),
+    "paper": ("dash", "circle-open"),
+}
 AXIS = {"gridcolor": "var(--rule)", "zerolinecolor": "var(--rule)", "linecolor": "var(--rule)", "fixedrange": True}
-SYMBOLS = ("circle", "triangle-up", "square", "x")  # of tasks on a map, once the colours are used up
+#: Marks of tasks on a map, another one once the colours are used up: plotly's name and how a legend writes it.
+SYMBOLS = {"circle": "●", "triangle-up": "▲", "square": "■", "cross": "✚"}
 #: What a component of the prior looks like on a map.
 COMPONENT = "diamond"
 
@@ -71,7 +76,7 @@ class Chart:
         """The figure as JSON that cannot end the element it stands in."""
         from markupsafe import Markup
 
-        text = json.dumps(self.figure, separators=(",", ":"))
+        text = json.dumps(self.figure, separators=(",", ":"), allow_nan=False)
         return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
@@ -86,7 +91,12 @@ def line_plot(
     full = [line for line in lines if np.isfinite(line.series.y).any()]
     if not full:
         return None
-    x_axis: dict[str, Any] = AXIS | {"title": {"text": x_title}, "showgrid": False, "tickformat": "d", "dtick": _step(full)}
+    x_axis: dict[str, Any] = AXIS | {
+        "title": {"text": x_title},
+        "showgrid": False,
+        "tickformat": "d",
+        "dtick": _step(full),
+    }
     if at:
         x_axis["unifiedhovertitle"] = {"text": at}
     layout: dict[str, Any] = {"xaxis": x_axis, "yaxis": dict(AXIS), "hovermode": "closest" if ends else "x unified"}
@@ -99,10 +109,10 @@ def line_plot(
     return Chart(title, f"{title} over {x_title}: {texts}", {"data": data, "layout": layout}, table)
 
 
-def _step(lines: Sequence[Line]) -> int:
-    """Return the distance of the marks on the axis: whole numbers, a dozen at most."""
+def _step(lines: Sequence[Line]) -> int | None:
+    """Return the distance of the marks on the axis: a whole number, a dozen marks at most; None leaves it to plotly."""
     longest = max(float(np.nanmax(line.series.x)) for line in lines)
-    return next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000, 10_000) if longest <= 12 * step or step == 10_000)
+    return next((step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if longest <= 12 * step), None)
 
 
 def _colour(index: int) -> str:
@@ -190,31 +200,43 @@ def map_plot(latents: LatentMap, names: dict[int, str], title: str) -> Chart | N
     """Draw test images as points, coloured by task, and the prior's components as diamonds as large as their mass."""
     if not latents.codes:
         return None
-    tasks = [codes.task for codes in latents.codes]
-    data = [_points(codes.points, names[codes.task], codes.task) for codes in latents.codes]
-    data += _components(latents, names)
-    shares = [f" ({100 * share:.0f} % of the variance)" if math.isfinite(share) else "" for share in latents.explained]
+    places = [p for p in latents.components if np.isfinite([*p.at, *p.deviation]).all() and p.mass > 0]
+    axes = [_direction(name, share) for name, share in zip(("first", "second"), latents.explained, strict=True)]
     layout: dict[str, Any] = {
-        "xaxis": AXIS | {"title": {"text": f"first direction{shares[0]}"}, "zeroline": False},
-        "yaxis": AXIS | {"title": {"text": f"second direction{shares[1]}"}, "zeroline": False, "scaleanchor": "x"},
+        "xaxis": axes[0],
+        "yaxis": axes[1] | {"scaleanchor": "x"},
         "hovermode": "closest",
-        "shapes": [_outline(place.at, place.deviation) for place in latents.components if place.task is None][:1]
-        if len(latents.components) == 1
-        else [],
+        "shapes": [_outline(places[0])] if len(places) == 1 else [],
     }
+    data = [_points(codes.points, names[codes.task], codes.task) for codes in latents.codes]
+    data += _components(places, names)
+    describe = f"{title}: test images of {len(latents.codes)} tasks and {len(places)} components of the prior"
+    return Chart(title, describe, {"data": data, "layout": layout}, _map_table(latents, names), square=True)
+
+
+def _direction(name: str, share: float) -> dict[str, Any]:
+    of_variance = f" ({100 * share:.0f} % of the variance)" if math.isfinite(share) else ""
+    return AXIS | {"title": {"text": f"{name} direction{of_variance}"}, "zeroline": False, "constrain": "domain"}
+
+
+def _map_table(latents: LatentMap, names: dict[int, str]) -> Numbers:
+    """Return where the codes of every task lie and how wide, and how many components it has."""
     rows = []
     for codes in latents.codes:
-        centre, spread = np.nanmean(codes.points, axis=0), np.nanstd(codes.points, axis=0)
-        parts = sum(place.task == codes.task for place in latents.components)
-        cells = [number(len(codes.points), 0), *map(number, (*centre.tolist(), *spread.tolist())), str(parts)]
+        places = [*mean(codes.points, axis=0).tolist(), *deviation(codes.points, axis=0).tolist()]
+        components = sum(place.task == codes.task for place in latents.components)
+        cells = [str(len(codes.points)), *map(number, places), str(components)]
         rows.append((names[codes.task], cells))
-    columns = ["task", "images", "centre 1", "centre 2", "deviation 1", "deviation 2", "components"]
-    describe = f"{title}: codes of test images of {len(tasks)} tasks and {len(latents.components)} components of the prior"
-    return Chart(title, describe, {"data": data, "layout": layout}, Numbers(columns, rows), square=True)
+    return Numbers(["task", "images", "centre 1", "centre 2", "deviation 1", "deviation 2", "components"], rows)
+
+
+def round_of(task: int) -> int:
+    """Return how often the colours were used up before a task: which of `SYMBOLS` it has."""
+    return task // COLOURS % len(SYMBOLS)
 
 
 def _points(points: Floats, name: str, task: int) -> dict[str, Any]:
-    symbol = SYMBOLS[task // COLOURS % len(SYMBOLS)]
+    symbol = list(SYMBOLS)[round_of(task)]
     return {
         "type": "scatter",
         "mode": "markers",
@@ -226,9 +248,8 @@ def _points(points: Floats, name: str, task: int) -> dict[str, Any]:
     }
 
 
-def _components(latents: LatentMap, names: dict[int, str]) -> list[dict[str, Any]]:
+def _components(places: Sequence[Place], names: dict[int, str]) -> list[dict[str, Any]]:
     """Return one trace of all components, each in the colour of its task."""
-    places = [place for place in latents.components if np.isfinite(place.at).all()]
     if not places:
         return []
     largest = max(place.mass for place in places)
@@ -253,9 +274,9 @@ def _components(latents: LatentMap, names: dict[int, str]) -> list[dict[str, Any
     ]
 
 
-def _outline(at: Floats, deviation: Floats) -> dict[str, Any]:
+def _outline(place: Place) -> dict[str, Any]:
     """Return an ellipse of two standard deviations."""
-    (x, y), (wide, high) = at.tolist(), (2 * deviation).tolist()
+    (x, y), (wide, high) = place.at.tolist(), (2 * place.deviation).tolist()
     corners = {"x0": x - wide, "x1": x + wide, "y0": y - high, "y1": y + high}
     return {"type": "circle", **corners, "line": {"color": "var(--ink)", "width": 1.2, "dash": "dot"}}
 

@@ -1,4 +1,4 @@
-"""What makes the numbers of a run less than they seem, or a run worse than it need be: in plain words, with the remedy."""
+"""What makes a run worse than it need be, or its numbers less than they seem: in plain words, with what helps."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ HELP = {
 }
 
 
+#: Kinds worth saying while a run still goes on; the others can wait for its end.
+URGENT = ("collapse", "log-variance", "forgotten", "missing", "classifier")
+
+
 @dataclass(frozen=True)
 class Sentinel:
     """Something to know before reading the numbers; `kind` is the same for the same trouble."""
@@ -52,9 +56,7 @@ class Sentinel:
 def sentinels(run: Run) -> list[Sentinel]:
     """Return what there is to know, the gravest first."""
     found = [Sentinel("divergence", text) for text in _divergences(run)]
-    found += [
-        Sentinel("note", _sentence(f"{text} (task “{run.task_name(task)}”)")) for task, text in run.remarks
-    ]
+    found += [Sentinel("note", _sentence(f"{text} (task “{run.task_name(task)}”)")) for task, text in run.remarks]
     if run.evaluations:
         last = run.evaluations[-1]
         checks = {
@@ -110,8 +112,8 @@ def _forgotten(run: Run, last: Evaluation) -> str:
     worst = int(np.nanargmax(lost))
     verb = "is" if len(tasks) == 1 else "are"
     return (
-        f"{_sentence(_names(run, tasks))[:-1]} {verb} being forgotten: at worst, “{run.task_name(worst)}”, an image costs "
-        f"{change(float(lost[worst]))} nats since it was learned (it had {number(float(learned[worst]))}). "
+        f"{_sentence(_names(run, tasks))[:-1]} {verb} being forgotten: at worst, “{run.task_name(worst)}”, an image "
+        f"costs {change(float(lost[worst]))} nats since it was learned (it had {number(float(learned[worst]))}). "
         f"{_sentence(_help(run.method))}"
     )
 
@@ -185,8 +187,8 @@ def _duplicates(run: Run) -> str:
         return ""
     twins = sum(float(mean(run.kept[task].twins)) for task in tasks)
     return (
-        f"Many components of {_names(run, tasks)} were learned twice and merged ({number(twins, 0)} per replica). Fewer "
-        "--components do as well, or --boo-tolerance 0.01 adds only those that gain something."
+        f"Many components of {_names(run, tasks)} were learned twice and merged ({number(twins, 0)} per replica). "
+        "Fewer --components do as well, or --boo-tolerance 0.01 adds only those that gain something."
     )
 
 
@@ -209,7 +211,7 @@ def _pruned_since(run: Run) -> str:
         return ""
     return (
         f"Components of {_names(run, tasks)} were pruned after the last evaluation: the numbers are those of the model "
-        "before; boovae eval measures it as it is now."
+        "before; boovae eval RUN measures it as it is now."
     )
 
 
