@@ -51,8 +51,8 @@ def curves(runs: Sequence[Run], labels: Sequence[str]) -> list[Chart]:
 
 
 def _paper(run: Run, metric: str, index: int) -> list[Line]:
-    """Return the paper's line for a run, if it has one."""
-    if metric not in PRINTED:
+    """Return the paper's line for a run, if there is one and something to put beside it."""
+    if metric not in PRINTED or not run.evaluations:
         return []
     found = [(seen, printed(run, metric, seen)) for seen in range(1, run.planned + 1)]
     numbers = [(float(seen), number.mean, number.std) for seen, number in found if number]

@@ -45,6 +45,10 @@
     const from = plot.dataset.at === undefined ? (direction > 0 ? -1 : places.length) : places.indexOf(Number(plot.dataset.at));
     const at = places[Math.min(Math.max(from + direction, 0), places.length - 1)];
     plot.dataset.at = at;
+    if (plot.layout.hovermode === "x unified") {
+      Plotly.Fx.hover(plot, { xval: at }, "xy");
+      return;
+    }
     const points = plot.data.flatMap((trace, curveNumber) => {
       const pointNumber = trace.hoverinfo === "skip" ? -1 : trace.x.indexOf(at);
       return pointNumber < 0 || trace.y[pointNumber] === null ? [] : [{ curveNumber, pointNumber }];

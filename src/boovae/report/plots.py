@@ -35,7 +35,14 @@ STYLE: dict[Kind, tuple[str, str]] = {
     "joint": ("dot", "circle"),
     "paper": ("dash", "circle-open"),
 }
-AXIS = {"gridcolor": "var(--rule)", "zerolinecolor": "var(--rule)", "linecolor": "var(--rule)", "fixedrange": True}
+AXIS = {
+    "gridcolor": "var(--rule)",
+    "zerolinecolor": "var(--rule)",
+    "linecolor": "var(--rule)",
+    "spikecolor": "var(--quiet)",
+    "spikethickness": 1,
+    "fixedrange": True,
+}
 #: Marks of tasks on a map, another one once the colours are used up: plotly's name and how a legend writes it.
 SYMBOLS = {"circle": "●", "triangle-up": "▲", "square": "■", "cross": "✚"}
 #: What a component of the prior looks like on a map.

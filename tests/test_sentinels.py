@@ -1,0 +1,134 @@
+"""Sentinels: each trouble is named once, in plain words, with the flag that helps; a healthy run has none."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boovae.config import Settings, flag
+from boovae.report.read import read_run
+from boovae.report.sentinels import HELP, sentinels
+from boovae.run import Run, warn
+from made_up_run import make_run
+from run_folders import events
+
+
+def kinds(run: Path) -> dict[str, str]:
+    return {sentinel.kind: sentinel.text for sentinel in sentinels(read_run(run))}
+
+
+def changed(run: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Change the last evaluation of a run."""
+    lines = events(run)
+    change(lines[-1])
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_a_healthy_run_has_none(tmp_path: Path) -> None:
+    assert kinds(make_run(tmp_path / "run")) == {}
+
+
+def test_every_flag_that_is_said_to_help_exists(tmp_path: Path) -> None:
+    names = {flag(name) for name in Settings.__dataclass_fields__}
+    said = " ".join(HELP.values()).replace(",", " ").replace(";", " ").split()
+    assert {word for word in said if word.startswith("--")} <= names
+
+
+def test_a_collapsed_posterior(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    few = changed(run, lambda e: e["latent"].update(active=[1, 0, 2, 1, 1]))
+    text = kinds(few)["collapse"]
+    assert "only 1.0 of 40 latent dimensions" in text
+    assert "--kl-warmup" in text
+    assert "collapse" not in kinds(changed(run, lambda e: e["latent"].update(active=[4] * 5)))
+
+
+def test_exploding_log_variance(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    text = kinds(changed(run, lambda e: e["latent"].update(at_upper_limit=[0.5, 0.0, 0.0, 0.0, 0.0])))["log-variance"]
+    assert "10.0 % of its values lie at the upper limit of --log-variance-range" in text
+    assert "--learning-rate" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "help"), [("standard", "--method boo+distill"), ("boo+ewc", "--ewc-strength"), ("boo", "--boo-lambda")]
+)
+def test_a_task_that_is_being_forgotten(tmp_path: Path, method: str, help: str) -> None:
+    text = kinds(make_run(tmp_path / "run", method=method, forget=4.0))["forgotten"]
+    assert text.startswith("Tasks “digit 0”, “digit 1”, “digit 2”, “digit 3” and 1 more are being forgotten")
+    assert "at worst, “digit 0”" in text
+    assert help in text
+
+
+def test_of_small_images_fewer_nats_are_much(tmp_path: Path) -> None:
+    def small(event: dict[str, Any]) -> None:  # 20 nats an image, 5 of them lost
+        event["nll"]["own"] = [[20.0] * 5, [20.0] * 5]
+        event["forgetting"]["own"] = [[5.0] * 5, [0.0] * 5]
+
+    text = kinds(changed(make_run(tmp_path / "run", tasks=2), small))["forgotten"]
+    assert "Task “digit 0” is being forgotten" in text
+    assert "+5.00 nats since it was learned (it had 15.0)" in text
+
+
+def test_a_class_that_is_hardly_drawn_any_more(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    run = changed(run, lambda e: e["diversity"].update(proportions=[[0.01, 0.99]] * 5))
+    text = kinds(run)["missing"]
+    assert "hardly show “0” any more: under 5.0 % of them each, where 50.0 % would be fair" in text
+    weak = changed(run, lambda e: e["classifier"].update(accuracy=0.5))
+    assert set(kinds(weak)) == {"classifier"}  # a weak classifier does not know who is missing
+
+
+def test_a_classifier_too_weak_to_trust(tmp_path: Path) -> None:
+    text = kinds(make_run(tmp_path / "run", accuracy=0.81))["classifier"]
+    assert "right on only 81.0 % of the test images" in text
+    assert "--limit" in text
+
+
+def test_dead_and_duplicate_components(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    picture = (run / "samples" / "task_00.png").read_bytes()
+    image = base64.b64encode(picture).decode()
+    costs = {0: [0.5, 0.4, 0.3, 0.0001], 1: [0.5, 0.4, 0.0002, 0.0001]}
+    listed = [
+        {"task": task, "component": place, "weight": 0.25, "cost": cost, "pseudo_input": image, "decoded": image}
+        for task, row in costs.items()
+        for place, cost in enumerate(row)
+    ]
+    (run / "components.json").write_text(json.dumps({"components": listed}))
+    text = kinds(run)["dead"]
+    assert "2 components of task “digit 1” are dead weight" in text  # one of four is normal
+    assert "boovae inspect RUN --prune 0.001" in text
+    with (run / "metrics.jsonl").open("a") as file:
+        for task, twins in ((0, 1), (1, 4)):
+            event = {"event": "components", "task": task, "kept": [4] * 5, "twins": [twins] * 5}
+            file.write(json.dumps(event) + "\n")
+    text = kinds(run)["duplicates"]
+    assert "components of task “digit 1” were learned twice and merged (4 per replica)" in text
+    assert "--boo-tolerance" in text
+
+
+def test_few_effective_samples_and_a_replica_that_was_given_up(tmp_path: Path) -> None:
+    found = kinds(make_run(tmp_path / "run", effective=3.2, frozen=1))
+    assert "down to 3.2 of 5,000" in found["samples"]
+    assert "boovae eval RUN --samples 50000" in found["samples"]
+    assert "Replica 2 (seed 1) diverged in task “digit 4” and was frozen there" in found["divergence"]
+
+
+def test_the_terminal_says_each_kind_of_trouble_once_while_the_run_goes_on(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", forget=4.0, accuracy=0.81)
+    (folder / "config.toml").write_text("")
+    with Run.open(folder) as run:
+        heard: list[str] = []
+        run.display.note = heard.append  # type: ignore[method-assign]
+        said: set[str] = set()
+        warn(run, said)
+        warn(run, said)
+    assert [text.split(":")[0] for text in heard] == ["warning", "warning"]
+    assert said == {"forgotten", "classifier"}
