@@ -39,7 +39,7 @@ def curves(runs: Sequence[Run], labels: Sequence[str]) -> list[Chart]:
         return ours + [line for index, run in enumerate(runs) for line in _paper(run, metric, index)]
 
     drawn = [
-        line_plot(found, title, "tasks seen", at="after %{x} tasks")
+        line_plot(found, title, "tasks seen", at="tasks seen: %{x}")
         for found, title in (
             (lines(lambda run, colour: over_tasks(run, "nll", colour), "nll"), "NLL of all tasks seen, nats"),
             (lines(lambda run, colour: over_tasks(run, "diversity", colour), "diversity"), "Diversity (0 is best)"),
@@ -99,7 +99,7 @@ def _moments(run: Run, series: Series) -> list[str]:
 def gains(run: Run) -> Chart | None:
     """Draw what each further component of a task gained, a line for each task."""
     found = [Line(run.task_name(task), over_components(gain, task)) for task, gain in run.gains.items()]
-    return line_plot(found, "Gained over the smallest mixture, nats", "components", at="with %{x} components")
+    return line_plot(found, "Gained over the smallest mixture, nats", "components", at="components: %{x}")
 
 
 def latent_map(run: Run) -> Chart | None:

@@ -92,7 +92,7 @@ def line_plot(
 ) -> Chart | None:
     """Draw the lines that have any number; None if there is none.
 
-    `at` says what the pointer is at ("after %{x} tasks"). With `ends` the table has the last point of every task alone,
+    `at` says what the pointer is at ("tasks seen: %{x}"). With `ends` the table has the last point of every task alone,
     and with `clip` the steep first epochs of every task may leave the frame.
     """
     full = [line for line in lines if np.isfinite(line.series.y).any()]
