@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from boovae.cli import main
 from boovae.config import Settings, flag
+from boovae.progress import Silent
 from boovae.report.read import read_run
 from boovae.report.sentinels import HELP, sentinels
 from boovae.run import Run, warn
@@ -73,7 +75,7 @@ def test_of_small_images_fewer_nats_are_much(tmp_path: Path) -> None:
 
     text = kinds(changed(make_run(tmp_path / "run", tasks=2), small))["forgotten"]
     assert "Task “digit 0” is being forgotten" in text
-    assert "+5.00 nats since it was learned (it had 15.0)" in text
+    assert "an image costs 5.00 nats more than when it was learned (15.0)" in text
 
 
 def test_a_class_that_is_hardly_drawn_any_more(tmp_path: Path) -> None:
@@ -124,11 +126,28 @@ def test_few_effective_samples_and_a_replica_that_was_given_up(tmp_path: Path) -
 def test_the_terminal_says_each_kind_of_trouble_once_while_the_run_goes_on(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", forget=4.0, accuracy=0.81)
     (folder / "config.toml").write_text("")
-    with Run.open(folder) as run:
-        heard: list[str] = []
-        run.display.note = heard.append  # type: ignore[method-assign]
+    heard: list[str] = []
+
+    class Ear(Silent):
+        def note(self, text: str) -> None:
+            heard.append(text)
+
+    with Run.open(folder, Ear()) as run:
         said: set[str] = set()
         warn(run, said)
         warn(run, said)
     assert [text.split(":")[0] for text in heard] == ["warning", "warning"]
     assert said == {"forgotten", "classifier"}
+
+
+def test_a_run_says_on_the_terminal_what_the_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "train --method standard --tasks 2 --net mlp:16 --latent-dim 4 --limit 24 --epochs 30 --batch-size 8"
+    words += f" --learning-rate 0.005 --samples 20 --metric nll --out {tmp_path / 'run'}"
+    main(words.split())
+    said = capsys.readouterr().err
+    assert said.count("warning: Task “0” is being forgotten") == 2  # at once, and at the end
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Task “0” is being forgotten" in page
+    assert "Latent space</h2>" in page
+    main([*words.split(), "--quiet"])
+    assert "warning" not in capsys.readouterr().err

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from boovae.report.findings import forgetting
-from boovae.report.numbers import change, mean, number, percent
+from boovae.report.numbers import mean, number, percent
 from boovae.report.read import Evaluation, Run
 
 LEAST_ACCURACY = 0.9
@@ -113,7 +113,7 @@ def _forgotten(run: Run, last: Evaluation) -> str:
     verb = "is" if len(tasks) == 1 else "are"
     return (
         f"{_sentence(_names(run, tasks))[:-1]} {verb} being forgotten: at worst, “{run.task_name(worst)}”, an image "
-        f"costs {change(float(lost[worst]))} nats since it was learned (it had {number(float(learned[worst]))}). "
+        f"costs {number(float(lost[worst]))} nats more than when it was learned ({number(float(learned[worst]))}). "
         f"{_sentence(_help(run.method))}"
     )
 
