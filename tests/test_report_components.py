@@ -94,8 +94,9 @@ def test_the_components_of_two_runs_share_no_ids(tmp_path: Path) -> None:
     page = Page(write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert sum(tag == "svg" for tag, _ in page.tags) == 4 + 2
-    assert sum(tag == "summary" for tag, _ in page.tags) == 2 + 2
+    plots = sum(attributes.get("class") == "plot" for _, attributes in page.tags)
+    assert plots == 6 + 2
+    assert sum(tag == "summary" for tag, _ in page.tags) == plots + 2 + 2
 
 
 @pytest.mark.parametrize(

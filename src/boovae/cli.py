@@ -409,20 +409,26 @@ def _conclude(folder: Path, arguments: Train | Extend) -> None:
         print(json.dumps(evaluations[-1]))
     else:
         print_table(evaluations)
+    if not arguments.quiet:
+        _warn(folder)
     _report(folder, quiet=arguments.quiet)
+
+
+def _warn(folder: Path) -> None:
+    """Say what to know before reading the numbers, and what helps."""
+    from boovae.report.read import read_run
+    from boovae.report.sentinels import sentinels
+
+    for sentinel in sentinels(read_run(folder)):
+        print(f"warning: {sentinel.text}", file=sys.stderr)
 
 
 def _report(folder: Path, *, quiet: bool) -> None:
     from boovae.report import write_report
-    from boovae.report.findings import warnings
-    from boovae.report.read import read_run
 
     page = write_report([folder])
-    if quiet:
-        return
-    for text in warnings(read_run(folder)):
-        print(f"warning: {text}", file=sys.stderr)
-    print(f"report: {page}", file=sys.stderr)
+    if not quiet:
+        print(f"report: {page}", file=sys.stderr)
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:

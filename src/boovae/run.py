@@ -19,6 +19,7 @@ from boovae.files import lock_folder, write_file
 from boovae.inspect import has_components, save_components
 from boovae.machine import choose_device, compiling_pays, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
+from boovae.metrics.latent import codes, latent_map
 from boovae.progress import Display, Silent
 from boovae.trackers import check_trackers, tracked
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
@@ -242,8 +243,10 @@ def advance(
     A finished task is None where its images are not at hand.
     """
     evaluations = run.events("evaluation")
+    said: set[str] = set()
     while len(evaluations) < len(tasks):
-        if len(evaluations) < trainer.tasks_done:
+        evaluated = len(evaluations) < trainer.tasks_done
+        if evaluated:
             began = time.monotonic()
             progress = _watched(run)
             event = evaluate(
@@ -259,6 +262,7 @@ def advance(
             save_samples(trainer, run.folder / "samples" / f"task_{event['task']:02d}.png")
             if has_components(trainer):
                 save_components(run, trainer)
+            save_latents(run, trainer, tasks[: trainer.tasks_done])
             seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
             run.timing({"event": "task", "task": event["task"], **seconds, "steps": trainer.task_steps})
         else:
@@ -267,6 +271,19 @@ def advance(
             run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.epochs)
             run.learn(trainer, task)
         run.checkpoint(trainer)
+        if evaluated:
+            warn(run, said)
+
+
+def warn(run: Run, said: set[str]) -> None:
+    """Say what goes wrong as soon as it shows, each kind of trouble once."""
+    from boovae.report.read import read_run
+    from boovae.report.sentinels import URGENT, sentinels
+
+    for sentinel in sentinels(read_run(run.folder)):
+        if sentinel.kind in URGENT and sentinel.kind not in said:
+            said.add(sentinel.kind)
+            run.display.note(f"warning: {sentinel.text}")
 
 
 def save_samples(
@@ -277,6 +294,12 @@ def save_samples(
 
     images = generate(trainer, count, "grid", task)[replica]
     save_grid(path, images.cpu().numpy(), trainer.shape, pixel_range=trainer.pixel_range)
+
+
+def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
+    """Write where test images and the prior's components lie in the latent space, first replica."""
+    found = latent_map(trainer, codes(trainer, tasks))
+    write_file(run.folder / "latents.json", json.dumps(found).encode())
 
 
 def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:

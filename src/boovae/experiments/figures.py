@@ -15,8 +15,7 @@ from boovae.experiments.measured import Measured
 from boovae.experiments.paper import DATASET_NAMES, numbers
 from boovae.experiments.statistics import Spread
 from boovae.experiments.tables import COLUMN, TITLES
-from boovae.report.charts import COLOURS, Series
-from boovae.report.html import chart
+from boovae.report.charts import COLOURS, Series, chart
 from boovae.report.pictures import png
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from boovae.experiments.request import Request
 from boovae.experiments.statistics import Spread
 from boovae.experiments.tables import COLUMN, as_csv
 from boovae.files import write_file
-from boovae.report.html import chart
+from boovae.report.charts import chart
 
 HEAD = ("dataset", "metric", "line", "at", "mean", "std", "seeds")
 

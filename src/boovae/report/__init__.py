@@ -1,6 +1,6 @@
 """From a run folder to pictures and one self-contained page.
 
-Importing this package costs nothing but numpy: matplotlib, Pillow and Jinja are imported when they are first
+Importing this package costs nothing but numpy: plotly, matplotlib, Pillow and Jinja are imported when they are first
 needed, so that a training machine can do without them.
 """
 

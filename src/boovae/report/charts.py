@@ -1,4 +1,4 @@
-"""Line charts as inline SVG that take their colours from the page, to read well in light and dark."""
+"""Series over tasks, components and epochs; and line charts as SVG, for files and for pages without scripts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from boovae.report.components import Gain
+from boovae.report.findings import forgetting
 from boovae.report.log import Floats
-from boovae.report.numbers import deviation, mean
+from boovae.report.numbers import deviation, mean, number
 from boovae.report.read import Epoch, Run
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from markupsafe import Markup
 
 COLOURS = 8  # --s0 … --s7 of style.css; later series repeat them dashed
 POINTS = 240  # of a training curve: more is finer than a pixel
@@ -56,6 +57,23 @@ class Series:
     marks: bool = False
 
 
+def chart(series: Sequence[Series], label: str, x_label: str, clip: bool = False, salt: str = "") -> Markup:
+    """Draw the series that have any number; an empty text where none has."""
+    from markupsafe import Markup
+
+    full = [line for line in series if np.isfinite(line.y).any()]
+    if not full:
+        return Markup("")
+    ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in map(_ends, full))
+    describe = f"{label} over {x_label}: {ends}"
+    return Markup(line_chart(full, describe, x_label, label, clip, salt))  # text in it is ours alone
+
+
+def _ends(line: Series) -> tuple[float, float]:
+    finite = line.y[np.isfinite(line.y)]
+    return float(finite[0]), float(finite[-1])
+
+
 def line_chart(
     series: Sequence[Series], describe: str, x_label: str, y_label: str, clip: bool = False, salt: str = ""
 ) -> str:
@@ -86,8 +104,8 @@ def line_chart(
                 marker="o" if line.marks else "",
                 markersize=3.5,
             )
-        if clip:
-            _clip(axes, series)
+        if clip and (span := settled_range(series)):
+            axes.set_ylim(*span)
         axes.set_xlabel(x_label)
         axes.set_title(y_label, loc="left", fontsize=9)  # above, not sideways: read without turning the head
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
@@ -97,14 +115,15 @@ def line_chart(
     return _inline(buffer.getvalue(), describe)
 
 
-def _clip(axes: Axes, series: Sequence[Series]) -> None:
-    """Choose the range without the first quarter of every task, where the curves are steep."""
+def settled_range(series: Sequence[Series]) -> tuple[float, float] | None:
+    """Return the range without the first quarter of every task, where the curves are steep; None if it has no width."""
     settled = np.concatenate([line.y[line.x % 1 > 0.25] for line in series])  # a task is one unit of x
     settled = settled[np.isfinite(settled)]
-    if len(settled) and settled.min() < settled.max():
-        low, high = float(settled.min()), float(settled.max())
-        margin = 0.25 * (high - low)
-        axes.set_ylim(low - margin, high + margin)
+    if not len(settled) or settled.min() == settled.max():
+        return None
+    low, high = float(settled.min()), float(settled.max())
+    margin = 0.25 * (high - low)
+    return low - margin, high + margin
 
 
 def _inline(svg: str, describe: str) -> str:
@@ -124,6 +143,15 @@ def over_tasks(run: Run, key: str, colour: int) -> Series:
     """Return a number of the evaluations (`nll`, `diversity`) against the number of tasks seen."""
     values = np.array([getattr(evaluation, key) for evaluation in run.evaluations], dtype=np.float64)
     seen = np.array([evaluation.task + 1.0 for evaluation in run.evaluations])
+    return Series(seen, mean(values), np.nan_to_num(deviation(values)), colour, marks=True)
+
+
+def forgetting_over_tasks(run: Run, colour: int) -> Series:
+    """Return what the earlier tasks have lost on average, against the number of tasks seen."""
+    later = [evaluation for evaluation in run.evaluations if evaluation.task > 0]
+    lost = [mean(forgetting(evaluation), axis=0) for evaluation in later]
+    values = np.array(lost, dtype=np.float64).reshape(len(later), len(run.seeds))
+    seen = np.array([evaluation.task + 1.0 for evaluation in later])
     return Series(seen, mean(values), np.nan_to_num(deviation(values)), colour, marks=True)
 
 

@@ -1,4 +1,4 @@
-"""What a run says in a few numbers, and what a reader should be warned of, in plain words."""
+"""What a run says in a few numbers, beside the paper's where it has them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from boovae.experiments.paper import DECIMALS, Printed, numbers
 from boovae.report.log import Floats
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
 from boovae.report.read import Evaluation, Run
-from boovae.report.sentinels import names, sentinels
 
-LEAST_ACCURACY = 0.9
-LEAST_EFFECTIVE_SAMPLES = 10.0
-MOST_FORGETTING = 20.0  # nats
+#: Settings of the stream for which the paper has numbers.
+USUAL: dict[str, str | None] = {"classes_per_task": "1", "binarize": "none", "limit": None, "class_order": None}
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,21 @@ def effective_classes(evaluation: Evaluation) -> float:
     return len(evaluation.classes) * math.exp(-float(mean(evaluation.diversity)))
 
 
+def printed(run: Run, metric: str, seen: int) -> Printed | None:
+    """Return the paper's number for the run's dataset and method after `seen` tasks; None where it has none.
+
+    The paper has one class per task and grey values as they are; other streams have no number there.
+    """
+    ours = {key: run.config.get(key, usual) for key, usual in USUAL.items()}
+    return numbers(metric).get((run.dataset, run.method, seen)) if ours == USUAL else None
+
+
+def beside_paper(run: Run, metric: str, seen: int) -> str:
+    """Return the paper's number as the end of a remark; empty where it has none."""
+    paper = printed(run, metric, seen)
+    return f"; the paper has {paper.mean:.{DECIMALS[metric]}f} ± {paper.std:g}" if paper else ""
+
+
 def headlines(run: Run) -> list[Headline]:
     """Return the numbers after the last evaluated task; empty where there is no evaluation yet."""
     if not run.evaluations:
@@ -52,9 +66,11 @@ def headlines(run: Run) -> list[Headline]:
         Headline(
             "NLL, nats per image",
             plus_minus(last.nll),
-            f"test images of {tasks}; lower is better" if np.isfinite(last.nll).any() else "not measured on every task",
+            f"test images of {tasks}; lower is better{beside_paper(run, 'nll', seen)}"
+            if np.isfinite(last.nll).any()
+            else "not measured on every task",
         ),
-        _diversity(last),
+        _diversity(last, beside_paper(run, "diversity", seen)),
         Headline(
             "Classifier accuracy",
             percent(last.accuracy),
@@ -68,11 +84,11 @@ def headlines(run: Run) -> list[Headline]:
     return [*rows, *_forgetting_rows(run, last), *_cost_rows(run, last)]
 
 
-def _diversity(last: Evaluation) -> Headline:
+def _diversity(last: Evaluation, paper: str) -> Headline:
     effective, total = effective_classes(last), len(last.classes)
     detail = "not measured"
     if math.isfinite(effective) and total:
-        detail = f"as if {number(effective, 1)} of {total} classes were drawn evenly; 0 is best"
+        detail = f"as if {number(effective, 1)} of {total} classes were drawn evenly; 0 is best{paper}"
     return Headline("Diversity", plus_minus(last.diversity), detail)
 
 
@@ -107,78 +123,4 @@ def _cost_rows(run: Run, last: Evaluation) -> list[Headline]:
             wall,
             f"{replicas}; evaluation took {duration(evaluate) if run.timings else MISSING}",
         ),
-    ]
-
-
-def warnings(run: Run) -> list[str]:
-    """Return what makes the numbers of a run less than they seem."""
-    found = [*_divergences(run), *(_sentence(f"{text} (task “{run.task_name(task)}”)") for task, text in run.remarks)]
-    if not run.evaluations:
-        return found
-    last = run.evaluations[-1]
-    if last.accuracy < LEAST_ACCURACY:
-        found.append(
-            f"The classifier is right on only {percent(last.accuracy)} of the test images, so the class "
-            "proportions and the diversity are rough. More images per class (--limit) make a better one."
-        )
-    return found + sentinels(run, last) + _pruned_since(run) + _thin_samples(run, last) + _forgotten(run, last)
-
-
-def _sentence(text: str) -> str:
-    """Return what a method noted as a sentence."""
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def _pruned_since(run: Run) -> list[str]:
-    tasks = sorted({pruning.task for pruning in run.prunings if pruning.late})
-    if not tasks:
-        return []
-    return [
-        f"Components of {names(run, tasks)} were pruned after the last evaluation: the numbers are those of the model "
-        "before; boovae eval measures it as it is now."
-    ]
-
-
-def _divergences(run: Run) -> list[str]:
-    found = []
-    for index, seed in enumerate(run.seeds):
-        mine = [d for d in run.divergences if d.replica == index]
-        frozen = next((d for d in mine if d.frozen), None)
-        who = f"Replica {index + 1} (seed {seed})"
-        if frozen is not None:
-            found.append(
-                f"{who} diverged in task “{run.task_name(frozen.task)}” and was frozen there; it counts in "
-                "the averages wherever its numbers are finite."
-            )
-        elif mine:
-            where = ", ".join(dict.fromkeys(f"“{run.task_name(d.task)}”" for d in mine))
-            times = "once" if len(mine) == 1 else f"{len(mine)} times"
-            found.append(
-                f"{who} diverged {times} (task {where}), went back to its best state and trained on more slowly."
-            )
-    return found
-
-
-def _thin_samples(run: Run, last: Evaluation) -> list[str]:
-    effective = mean(last.effective_samples)
-    thin = [task for task in range(last.task + 1) if effective[task] < LEAST_EFFECTIVE_SAMPLES]
-    if not thin:
-        return []
-    lowest = number(float(np.nanmin(effective)), 1)
-    return [
-        f"The NLL of {names(run, thin)} rests on few effective importance samples (down to {lowest} of "
-        f"{number(last.nll_samples, 0)}); the true value is probably lower. Evaluate with more samples "
-        "(boovae eval --samples)."
-    ]
-
-
-def _forgotten(run: Run, last: Evaluation) -> list[str]:
-    lost = mean(forgetting(last))
-    tasks = [task for task in range(last.task) if lost[task] > MOST_FORGETTING]
-    if not tasks:
-        return []
-    return [
-        f"More than {MOST_FORGETTING:.0f} nats were forgotten of {names(run, tasks)} "
-        f"(at worst {change(float(np.nanmax(lost)))}). A method that holds the network (--method boo+distill), "
-        "or holds it more strongly (--distill-weight), helps."
     ]

@@ -1,4 +1,4 @@
-"""The panel of learned components: a picture of each with its weight and its cost, task by task, and what more gain."""
+"""The panel of learned components: a picture of each with its weight and its cost, task by task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boovae.report.charts import COLOURS, Series, over_components
 from boovae.report.components import Component
 from boovae.report.log import Floats
 from boovae.report.numbers import MISSING, number, percent
@@ -40,15 +39,6 @@ class Row:
     tiles: list[Tile]
 
 
-@dataclass(frozen=True)
-class Line:
-    """A task in the legend of the chart; `colour` as in the chart."""
-
-    label: str
-    colour: int
-    dashed: bool
-
-
 def rows(run: Run) -> list[Row]:
     """Return the components of every task that has any, the dearest first."""
     found = []
@@ -59,13 +49,6 @@ def rows(run: Run) -> list[Row]:
         tiles = [_tile(component, name, only=len(mine) == 1) for component in mine[:SHOWN]]
         found.append(Row(name, _story(run, task, len(mine)), tiles))
     return found
-
-
-def chart_lines(run: Run) -> tuple[list[Series], list[Line]]:
-    """Return what each further component gained, a line for each task, and the legend."""
-    series = [over_components(gain, colour) for colour, gain in enumerate(run.gains.values())]
-    legend = [Line(run.task_name(task), colour % COLOURS, colour >= COLOURS) for colour, task in enumerate(run.gains)]
-    return series, legend
 
 
 def _tile(component: Component, name: str, *, only: bool) -> Tile:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -13,11 +15,14 @@ import numpy as np
 
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.report.charts import COLOURS, Series, line_chart, over_epochs, over_tasks
-from boovae.report.findings import headlines, warnings
-from boovae.report.gallery import chart_lines, rows
-from boovae.report.numbers import number
+from boovae.report.charts import COLOURS
+from boovae.report.curves import curves, gains, has_paper, is_joint, latent_map, task_legend, training
+from boovae.report.findings import Headline, headlines
+from boovae.report.gallery import rows
+from boovae.report.numbers import MISSING, change, mean, plus_minus
+from boovae.report.plots import digest, plotly_script
 from boovae.report.read import Run, read_run
+from boovae.report.sentinels import sentinels
 from boovae.report.tables import ledger, matrices
 
 if TYPE_CHECKING:
@@ -37,7 +42,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page about these run folders and return its path.
 
     One run is written to `RUN/report.html` unless `out` says otherwise; several need `out`. The page makes no
-    request to anywhere and needs no JavaScript; the same folders give the same bytes.
+    request to anywhere; without JavaScript its tables stand in for the charts. The same folders and the same plotly
+    give the same bytes.
     """
     folders = [Path(run) for run in runs]
     if not folders:
@@ -64,12 +70,42 @@ def render(runs: Sequence[Run]) -> str:
     )
     files = resources.files("boovae.report")
     template = environment.from_string(files.joinpath("template.html").read_text(encoding="utf-8"))
-    style = Markup(files.joinpath("style.css").read_text(encoding="utf-8"))
-    return template.render(style=style, **_context(runs))
+    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
+    return template.render(
+        style=Markup(style),
+        script=Markup(script),
+        script_digest=digest(script.encode("utf-8")),
+        plotly=plotly_script(),
+        **_context(runs),
+    )
 
 
 def _context(runs: Sequence[Run]) -> dict[str, Any]:
     """Return everything the template shows."""
+    context = _content(runs)
+    return context | {"parts": _parts(context)}
+
+
+def _parts(context: dict[str, Any]) -> list[str]:
+    """Return which parts the page has."""
+    any_run = {key: any(run[key] for run in context["runs"]) for key in context["runs"][0]}
+    there = {
+        "notice": context["notices"],
+        "headline": True,
+        "curves": context["curves"],
+        "film": any_run["film"],
+        "components": any_run["components"] or any_run["gains"],
+        "latents": any_run["latents"],
+        "matrices": context["matrices"],
+        "training": context["training"],
+        "cost": context["headline_table"],
+        "settings": True,
+    }
+    return [part for part, content in there.items() if content]
+
+
+def _content(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return everything the parts of the page show."""
     labels = _labels(runs)
     several = len(runs) > 1
     return {
@@ -81,22 +117,24 @@ def _context(runs: Sequence[Run]) -> dict[str, Any]:
                 "colour": index % COLOURS,
                 "dashed": index >= COLOURS,
                 "about": _about(run),
-                "state": _state(run),
-                "warnings": warnings(run),
-                "notes": run.notes,
+                "joint": is_joint(run),
                 "headlines": headlines(run),
                 "film": _film(run),
                 "components": rows(run),
-                "gains": _gains(run, label),
+                "gains": gains(run),
+                "latents": latent_map(run),
+                "separate": run.latents is not None and run.latents.separate,
+                "tasks": task_legend(run),
                 "ledger": ledger(run, label),
             }
             for index, (run, label) in enumerate(zip(runs, labels, strict=True))
         ],
         "headline_table": _headline_table(runs),
-        "remarks": _remarks(runs),
-        "curves": _curves(runs),
+        "notices": _notices(runs, labels),
+        "curves": curves(runs, labels),
+        "paper": has_paper(runs),
         "matrices": matrices(runs, labels),
-        "training": _training(runs),
+        "training": training(runs, labels),
         "settings": _side_by_side([run.config for run in runs]),
         "surroundings": _side_by_side([run.environment for run in runs]),
     }
@@ -117,6 +155,29 @@ def _about(run: Run) -> str:
     replicas = f"{len(run.seeds)} replicas" if len(run.seeds) != 1 else "1 replica"
     tasks = f"{run.planned} tasks" if run.planned != 1 else "1 task"
     return f"{run.method} on {run.dataset}, {tasks}, {replicas}"
+
+
+#: A command or a flag with its value, as the remedies name them.
+COMMAND = re.compile(
+    r"boovae (?:tune \w+|eval|inspect)(?: RUN --[a-z]+ [\d.]+\d)?|--[a-z][a-z-]+(?: (?:[\d.]*\d|\w+\+\w+|nll)\b)?"
+)
+
+
+def _with_code(text: str) -> Markup:
+    """Return a text whose commands and flags are marked, so that they stay in one piece."""
+    from markupsafe import Markup, escape
+
+    return Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
+
+
+def _notices(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[str, Markup]]:
+    """Return what to know before reading the numbers: whose it is, and the text; what several runs share comes once."""
+    found: dict[str, list[str]] = {text: [] for text in _remarks(runs)}
+    for run, label in zip(runs, labels, strict=True):
+        for text in (_state(run), *(sentinel.text for sentinel in sentinels(run)), *run.notes):
+            if text:
+                found.setdefault(text, []).append(label)
+    return [(", ".join(whose) if len(runs) > 1 else "", _with_code(text)) for text, whose in found.items()]
 
 
 def _state(run: Run) -> str:
@@ -144,9 +205,29 @@ def _remarks(runs: Sequence[Run]) -> list[str]:
 
 def _headline_table(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return label and (value, detail) per run, for runs side by side."""
-    columns = [{line.label: (line.value, line.detail) for line in headlines(run)} for run in runs]
+    bound = next((run for run in runs if is_joint(run)), None)
+    columns = []
+    for run in runs:
+        lines = headlines(run)
+        if bound is not None and lines:
+            lines.insert(1, _above(run, bound))
+        columns.append({line.label: (line.value, line.detail) for line in lines})
     names = dict.fromkeys(name for column in columns for name in column)
-    return [(name, [column.get(name, ("–", "")) for column in columns]) for name in names]
+    return [(name, [column.get(name, (MISSING, "")) for column in columns]) for name in names]
+
+
+def _above(run: Run, bound: Run) -> Headline:
+    """Return how far a run's NLL is from that of training on everything, after the last number of tasks both have."""
+    label, detail = "NLL above the joint bound", "no number of tasks that both have"
+    if run is bound:
+        return Headline(label, MISSING, "this is the bound")
+    theirs = {evaluation.task: evaluation.nll for evaluation in bound.evaluations if run.dataset == bound.dataset}
+    for evaluation in reversed(run.evaluations):
+        gap = float(mean(evaluation.nll)) - float(mean(theirs.get(evaluation.task, np.array([math.nan]))))
+        if math.isfinite(gap):
+            detail = f"nats, after {evaluation.task + 1} tasks; the bound is {plus_minus(theirs[evaluation.task])}"
+            return Headline(label, change(gap), detail)
+    return Headline(label, MISSING, detail)
 
 
 def _film(run: Run) -> list[Picture]:
@@ -158,57 +239,9 @@ def _film(run: Run) -> list[Picture]:
     return frames
 
 
-def _curves(runs: Sequence[Run]) -> list[Markup]:
-    """Draw NLL and diversity over the tasks seen."""
-    charts = []
-    for key, label in (("nll", "NLL of all tasks seen, nats"), ("diversity", "diversity (0 is best)")):
-        series = [over_tasks(run, key, index) for index, run in enumerate(runs) if run.evaluations]
-        charts.append(chart(series, label, "tasks seen"))
-    return [chart for chart in charts if chart]
-
-
-def _gains(run: Run, label: str) -> dict[str, Any]:
-    """Draw what each further component of a task gained."""
-    series, legend = chart_lines(run)
-    name = "gained over the smallest mixture, nats"
-    return {"chart": chart(series, name, "components", salt=label), "legend": legend}
-
-
-def _training(runs: Sequence[Run]) -> list[Markup]:
-    """Draw validation loss and KL over the epochs; for a single run the training loss too."""
-    loss = [over_epochs(run, "valid_loss", index) for index, run in enumerate(runs)]
-    label = "validation loss"
-    if len(runs) == 1:
-        loss.append(over_epochs(runs[0], "train_loss", 1, dashed=True))
-        label = "loss: validation (line), training (dashed)"
-    divergence = [over_epochs(run, "valid_kl", index) for index, run in enumerate(runs)]
-    charts = [
-        chart(loss, label, "tasks done", clip=True),
-        chart(divergence, "validation KL", "tasks done"),
-    ]
-    return [chart for chart in charts if chart]
-
-
-def chart(series: Sequence[Series], label: str, x_label: str, clip: bool = False, salt: str = "") -> Markup:
-    """Draw the series that have any number; an empty text where none has."""
-    from markupsafe import Markup
-
-    full = [line for line in series if np.isfinite(line.y).any()]
-    if not full:
-        return Markup("")
-    ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in map(_ends, full))
-    describe = f"{label} over {x_label}: {ends}"
-    return Markup(line_chart(full, describe, x_label, label, clip, salt))  # text in it is ours alone
-
-
-def _ends(line: Series) -> tuple[float, float]:
-    finite = line.y[np.isfinite(line.y)]
-    return float(finite[0]), float(finite[-1])
-
-
 def _side_by_side(columns: Sequence[dict[str, str]]) -> list[tuple[str, list[str], bool]]:
     """Return (key, values, whether they differ); differing settings first."""
     keys = dict.fromkeys(key for column in columns for key in column)
-    rows = [(key, [column.get(key, "–") for column in columns]) for key in keys]
+    rows = [(key, [column.get(key, MISSING) for column in columns]) for key in keys]
     marked = [(key, values, len(set(values)) > 1) for key, values in rows]
     return sorted(marked, key=lambda row: not row[2])

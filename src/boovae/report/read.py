@@ -14,6 +14,7 @@ import numpy as np
 
 from boovae.errors import InputError
 from boovae.report.components import Component, Gain, Kept, Pruning, gains, kept, prunings, read_components
+from boovae.report.latents import LatentMap, read_latents
 from boovae.report.log import PNG, Event, Floats, read_bytes, read_events
 
 FORMAT = 1  # the newest version of metrics.jsonl this reader knows
@@ -58,12 +59,13 @@ class Evaluation:
     forgetting: Floats  # seen x [R], under the task's own components
     forgetting_pooled: Floats  # seen x [R]
     dilution: Floats  # seen
+    latent_dim: float
+    active: Floats  # [R], latent dimensions that tell images apart
+    at_upper_limit: Floats  # [R], share of the encoder's log-variances
     memory: dict[str, float]
     memory_bytes: float
     images_stored: float
     parameters: float
-    active_units: Floats  # seen x [R], latent dimensions that vary between a task's images
-    at_upper_limit: Floats  # seen x [R], share of the encoder's log-variances
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Run:
     config: dict[str, str]
     environment: dict[str, str]
     components: list[Component]
+    latents: LatentMap | None
     gains: dict[int, Gain]
     kept: dict[int, Kept]
     prunings: list[Pruning]
@@ -148,6 +151,7 @@ def read_run(path: Path) -> Run:
         config=_settings(path / "config.toml", "TOML", tomllib.loads),
         environment=_settings(path / "environment.json", "JSON", json.loads),
         components=read_components(path / "components.json", notes),
+        latents=read_latents(path / "latents.json", notes),
         gains=gains(events, len(seeds)),
         kept=kept(events, len(seeds)),
         prunings=prunings(events, len(seeds)),
@@ -247,12 +251,13 @@ def _evaluation(event: Event, replicas: int) -> Evaluation:
         forgetting=event.array("forgetting.own", seen, replicas),
         forgetting_pooled=event.array("forgetting.pooled", seen, replicas),
         dilution=event.array("forgetting.dilution", seen),
+        latent_dim=event.number("latent.dimensions"),
+        active=event.array("latent.active", replicas),
+        at_upper_limit=event.array("latent.at_upper_limit", replicas),
         memory={str(name): Event(event.where, {"bytes": size}).number("bytes") for name, size in memory.items()},
         memory_bytes=event.number("ledger.memory_bytes"),
         images_stored=event.number("ledger.images_stored"),
         parameters=event.number("ledger.parameters"),
-        active_units=event.array("posterior.active_units", seen, replicas),
-        at_upper_limit=event.array("posterior.at_upper_limit", seen, replicas),
     )
 
 

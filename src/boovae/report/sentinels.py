@@ -1,69 +1,241 @@
-"""What may have gone wrong inside a model, in plain words, each with the flag that helps."""
+"""What makes a run worse than it need be, or its numbers less than they seem: in plain words, with what helps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from boovae.report.findings import forgetting
 from boovae.report.numbers import mean, number, percent
 from boovae.report.read import Evaluation, Run
 
-#: Share of the encoder's log-variances at their upper limit from which it is a fault.
-MOST_AT_LIMIT = 0.25
-#: Share of a task's components that should be left when it ends.
-LEAST_KEPT = 0.5
+LEAST_ACCURACY = 0.9
+LEAST_EFFECTIVE_SAMPLES = 10.0
+#: A task is being forgotten if its NLL has risen by so many nats, or by this share of what it was.
+MOST_FORGETTING, MOST_FORGETTING_SHARE = 20.0, 0.2
+#: A class is hardly drawn any more if its share of the samples is under this part of the fair one.
+LEAST_SHARE = 0.1
+#: The posterior has collapsed if fewer of its dimensions are active.
+LEAST_ACTIVE = 0.1
+#: Log-variances explode if more of them lie at the upper limit.
+MOST_AT_LIMIT = 0.05
+#: A component is dead weight if dropping it costs less (nats); some are normal, this share of a task's is not.
+LEAST_COST, MOST_DEAD = 1e-3, 1 / 3
+#: Duplicates: this share of the components learned for a task.
+MOST_TWINS = 1 / 3
+#: What holds old tasks better, by the part of the method's name that decides.
+HELP = {
+    "distill": "a larger --distill-weight holds old tasks more tightly",
+    "replay": "a larger --replay-weight or --replay-images brings more of them back",
+    "ewc": "a larger --ewc-strength holds old tasks more tightly (boovae tune ewc chooses one)",
+    "si": "a larger --si-strength holds old tasks more tightly (boovae tune si chooses one)",
+    "vcl": "a larger --vcl-weight holds old tasks more tightly",
+    "coreset": "a larger --coreset-images keeps more of them",
+    "boo": "--method boo+distill also holds the networks; with --method boo a --boo-lambda above 0 does",
+    "mog": "a larger --mog-lambda holds old components, --method boo+distill the networks too",
+    "joint": "nothing was given up here: more --epochs or a wider --net would show whether it can be learned at once",
+    "": "--method boo+distill is made to hold old tasks",
+}
 
 
-def sentinels(run: Run, last: Evaluation) -> list[str]:
-    """Return what the newest evaluation and the components say."""
-    return [*_collapsed(run, last), *_exploding(run, last), *_idle(run)]
+#: Kinds worth saying while a run still goes on; the others can wait for its end.
+URGENT = ("collapse", "log-variance", "forgotten", "missing", "classifier")
 
 
-def names(run: Run, tasks: Sequence[int]) -> str:
+@dataclass(frozen=True)
+class Sentinel:
+    """Something to know before reading the numbers; `kind` is the same for the same trouble."""
+
+    kind: str
+    text: str
+
+
+def sentinels(run: Run) -> list[Sentinel]:
+    """Return what there is to know, the gravest first."""
+    found = [Sentinel("divergence", text) for text in _divergences(run)]
+    found += [Sentinel("note", _sentence(f"{text} (task “{run.task_name(task)}”)")) for task, text in run.remarks]
+    if run.evaluations:
+        last = run.evaluations[-1]
+        checks = {
+            "collapse": _collapsed(last),
+            "log-variance": _exploding(run, last),
+            "forgotten": _forgotten(run, last),
+            "missing": _missing(run, last),
+            "classifier": _weak_classifier(last),
+            "pruned": _pruned_since(run),
+            "samples": _thin_samples(run, last),
+        }
+        found += [Sentinel(kind, text) for kind, text in checks.items() if text]
+    components = {"dead": _dead(run), "duplicates": _duplicates(run)}
+    return found + [Sentinel(kind, text) for kind, text in components.items() if text]
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def _collapsed(last: Evaluation) -> str:
+    active = float(mean(last.active))
+    if not active < max(1.0, LEAST_ACTIVE * last.latent_dim):
+        return ""
+    return (
+        f"The posterior has collapsed: only {number(active, 1)} of {number(last.latent_dim, 0)} latent dimensions tell "
+        "images apart, so samples and codes say little. --kl-warmup 20 or a smaller --kl-weight helps; so does a "
+        "smaller --latent-dim."
+    )
+
+
+def _exploding(run: Run, last: Evaluation) -> str:
+    share = float(mean(last.at_upper_limit))
+    if not share > MOST_AT_LIMIT:
+        return ""
+    limits = run.config.get("log_variance_range", "")
+    return (
+        f"The encoder's log-variance explodes: {percent(share)} of its values lie at the upper limit of "
+        f"--log-variance-range{f' ({limits})' if limits else ''}, so codes there are noise. A smaller --learning-rate "
+        "or --latent-dim helps; a lower upper limit keeps it in."
+    )
+
+
+def _forgotten(run: Run, last: Evaluation) -> str:
+    lost = mean(forgetting(last))
+    if last.task == 0 or not np.isfinite(lost).any():
+        return ""
+    own = np.isfinite(last.forgetting[:-1]).any()
+    learned = mean(last.nll_own if own else last.nll_per_task)[:-1] - lost
+    limit = np.fmin(MOST_FORGETTING, MOST_FORGETTING_SHARE * np.abs(learned))
+    tasks = np.flatnonzero(lost > limit).tolist()
+    if not tasks:
+        return ""
+    worst = int(np.nanargmax(lost))
+    verb = "is" if len(tasks) == 1 else "are"
+    return (
+        f"{_sentence(_names(run, tasks))[:-1]} {verb} being forgotten: at worst, “{run.task_name(worst)}”, an image "
+        f"costs {number(float(lost[worst]))} nats more than when it was learned ({number(float(learned[worst]))}). "
+        f"{_sentence(_help(run.method))}"
+    )
+
+
+def _help(method: str) -> str:
+    parts = method.split("+")
+    return HELP[next((name for name in HELP if name in parts), "")]
+
+
+def _missing(run: Run, last: Evaluation) -> str:
+    """Say which classes are hardly drawn any more; a weak classifier would not know."""
+    if not last.classes or last.accuracy < LEAST_ACCURACY:
+        return ""
+    shares = mean(last.proportions, axis=0)
+    gone = [name for name, share in zip(last.classes, shares, strict=True) if share < LEAST_SHARE / len(last.classes)]
+    if not gone:
+        return ""
+    listed = ", ".join(f"“{name}”" for name in gone[:6]) + (f" and {len(gone) - 6} more" if len(gone) > 6 else "")
+    return (
+        f"Samples hardly show {listed} any more: under {percent(LEAST_SHARE / len(last.classes))} of them each, where "
+        f"{percent(1 / len(last.classes))} would be fair. {_sentence(_help(run.method))}"
+    )
+
+
+def _divergences(run: Run) -> list[str]:
+    found = []
+    for index, seed in enumerate(run.seeds):
+        mine = [d for d in run.divergences if d.replica == index]
+        frozen = next((d for d in mine if d.frozen), None)
+        who = f"Replica {index + 1} (seed {seed})"
+        if frozen is not None:
+            found.append(
+                f"{who} diverged in task “{run.task_name(frozen.task)}” and was frozen there; it counts in "
+                "the averages wherever its numbers are finite. A smaller --learning-rate helps."
+            )
+        elif mine:
+            where = ", ".join(dict.fromkeys(f"“{run.task_name(d.task)}”" for d in mine))
+            times = "once" if len(mine) == 1 else f"{len(mine)} times"
+            found.append(
+                f"{who} diverged {times} (task {where}), went back to its best state and trained on more slowly. "
+                "A smaller --learning-rate helps."
+            )
+    return found
+
+
+# --- its components -------------------------------------------------------------------------------------------------
+
+
+def _dead(run: Run) -> str:
+    tasks = []
+    for task in sorted({component.task for component in run.components}):
+        costs = [component.cost for component in run.components if component.task == task]
+        if sum(cost < LEAST_COST for cost in costs) > MOST_DEAD * len(costs):
+            tasks.append(task)
+    if not tasks:
+        return ""
+    dead = sum(c.cost < LEAST_COST for c in run.components if c.task in tasks)
+    return (
+        f"{dead} components of {_names(run, tasks)} are dead weight: dropping one costs less than {LEAST_COST:g} nats. "
+        f"boovae inspect RUN --prune {LEAST_COST:g} drops them; fewer --components learn faster."
+    )
+
+
+def _duplicates(run: Run) -> str:
+    tasks = [
+        task
+        for task, kept in run.kept.items()
+        if float(mean(kept.twins)) > MOST_TWINS * float(mean(kept.kept + kept.twins))
+    ]
+    if not tasks:
+        return ""
+    twins = sum(float(mean(run.kept[task].twins)) for task in tasks)
+    return (
+        f"Many components of {_names(run, tasks)} were learned twice and merged ({number(twins, 0)} per replica). "
+        "Fewer --components do as well, or --boo-tolerance 0.01 adds only those that gain something."
+    )
+
+
+# --- how it was measured --------------------------------------------------------------------------------------------
+
+
+def _weak_classifier(last: Evaluation) -> str:
+    if not last.accuracy < LEAST_ACCURACY:
+        return ""
+    return (
+        f"The classifier is right on only {percent(last.accuracy)} of the test images: too weak to trust diversity, "
+        "class proportions and Fréchet distance. It learns from the training images of all classes: more of them (a "
+        "larger --limit) help, and --metric nll leaves these numbers out."
+    )
+
+
+def _pruned_since(run: Run) -> str:
+    tasks = sorted({pruning.task for pruning in run.prunings if pruning.late})
+    if not tasks:
+        return ""
+    return (
+        f"Components of {_names(run, tasks)} were pruned after the last evaluation: the numbers are those of the model "
+        "before; boovae eval RUN measures it as it is now."
+    )
+
+
+def _thin_samples(run: Run, last: Evaluation) -> str:
+    effective = mean(last.effective_samples)
+    thin = [task for task in range(last.task + 1) if effective[task] < LEAST_EFFECTIVE_SAMPLES]
+    if not thin:
+        return ""
+    lowest = number(float(np.nanmin(effective)), 1)
+    more = f" {10 * last.nll_samples:.0f}" if math.isfinite(last.nll_samples) else ""
+    return (
+        f"The NLL of {_names(run, thin)} rests on few effective importance samples (down to {lowest} of "
+        f"{number(last.nll_samples, 0)}); the true value is probably lower. boovae eval RUN --samples{more} "
+        "is more exact."
+    )
+
+
+def _sentence(text: str) -> str:
+    """Return a text as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _names(run: Run, tasks: Sequence[int]) -> str:
     """Name up to four tasks."""
     listed = ", ".join(f"“{run.task_name(task)}”" for task in tasks[:4])
     more = f" and {len(tasks) - 4} more" if len(tasks) > 4 else ""
     return f"task{'s' if len(tasks) > 1 else ''} {listed}{more}"
-
-
-def _collapsed(run: Run, last: Evaluation) -> list[str]:
-    active = mean(last.active_units)
-    tasks = [task for task in range(last.task + 1) if active[task] < 1]
-    if not tasks:
-        return []
-    return [
-        f"The latent space says nothing about the images of {names(run, tasks)}: no latent dimension varies between "
-        "them (posterior collapse). A slower start of the KL term (--kl-warmup 50) or a smaller weight of it "
-        "(--kl-weight 0.5) helps."
-    ]
-
-
-def _exploding(run: Run, last: Evaluation) -> list[str]:
-    share = mean(last.at_upper_limit)
-    tasks = [task for task in range(last.task + 1) if share[task] > MOST_AT_LIMIT]
-    if not tasks:
-        return []
-    worst = percent(float(np.nanmax(share)))
-    return [
-        f"Up to {worst} of the encoder's log-variances of {names(run, tasks)} lie at their upper limit: they would "
-        "grow without end. A smaller step (--learning-rate) or a wider range (--log-variance-range) helps."
-    ]
-
-
-def _idle(run: Run) -> list[str]:
-    """Dead or duplicate components: a task that kept less than half of its places."""
-    wanted = run.config.get("components", "")
-    if not wanted.isdigit():
-        return []
-    kept = {task: float(mean(found.kept)) for task, found in run.kept.items()}
-    tasks = sorted(task for task, count in kept.items() if count < LEAST_KEPT * int(wanted))
-    if not tasks:
-        return []
-    twins = max(float(mean(run.kept[task].twins)) for task in tasks)
-    twin = f"up to {number(twins, 1)} were duplicates of others, the rest" if twins > 0 else "the others"
-    return [
-        f"Of {wanted} components only {number(min(kept[task] for task in tasks), 1)} were left to "
-        f"{names(run, tasks)}: {twin} had no weight. Fewer (--components) would do, "
-        "or the images of a task are too few."
-    ]

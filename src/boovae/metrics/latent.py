@@ -1,0 +1,126 @@
+"""The latent space after a task: whether its dimensions are used, and a map of it in two dimensions.
+
+A dimension is active if the posterior means of different images differ in it: Var_x(E[z | x]) > 0.01 (Burda, Grosse and
+Salakhutdinov, 2016). If hardly any is, the posterior has collapsed. A log-variance at the upper limit of the encoder's
+range says that the encoder no longer knows where an image belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from boovae.distributions import DiagonalMixture, DiagonalNormal
+from boovae.priors.boosted import EMPTY, TaskMixture
+from boovae.training.events import listed
+from boovae.training.replicas import replica_of
+from boovae.vae import VAE
+
+if TYPE_CHECKING:
+    from boovae.data import Task
+    from boovae.training.trainer import Trainer
+
+#: Test images of a task that are encoded, and those of them that are on the map.
+IMAGES, SHOWN = 500, 150
+#: Variance of the posterior means from which a dimension counts as active.
+ACTIVE = 0.01
+#: A log-variance this near to its limit is at it.
+NEAR = 1e-3
+
+
+@torch.no_grad()
+def codes(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[int, DiagonalNormal]:
+    """Return q(z | x) of some test images of every task that is at hand, (R, n, L), by task."""
+    found = {}
+    for index, task in enumerate(tasks):
+        if task is not None:
+            images = _spread(task.test.images, IMAGES).to(trainer.device)
+            view = trainer.method.view(trainer.replicas, index)
+            found[index] = view.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
+    return found
+
+
+def _spread(rows: Tensor, count: int) -> Tensor:
+    """Return at most `count` rows from all over: neighbours may be of one class."""
+    return rows[torch.linspace(0, len(rows) - 1, min(count, len(rows))).round().long()]
+
+
+def usage(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> dict[str, Any]:
+    """Return how many latent dimensions each replica uses, and which share of the log-variances is at the limits."""
+    mean, log_variance = (torch.cat(parts, 1).double() for parts in zip(*posteriors.values(), strict=True))
+    low, high = trainer.settings.log_variance_range
+    return {
+        "dimensions": trainer.settings.latent_dim,
+        "active": (mean.var(1, correction=0) > ACTIVE).sum(1).tolist(),
+        "at_upper_limit": listed((log_variance >= high - NEAR).double().mean((1, 2)).cpu().numpy()),
+        "at_lower_limit": listed((log_variance <= low + NEAR).double().mean((1, 2)).cpu().numpy()),
+    }
+
+
+def latent_map(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> dict[str, Any]:
+    """Return the first replica's codes and the prior's components in the plane where the codes spread most (PCA).
+
+    A replica that has diverged has no map: nothing is listed.
+    """
+    means = {task: posterior.mean[0].double().cpu() for task, posterior in posteriors.items()}
+    together = torch.cat(list(means.values()))
+    if not together.isfinite().all():
+        return {"replica": 0, "codes": [], "components": []}
+    centre, plane, explained = principal_plane(together)
+    return {
+        "replica": 0,
+        "explained": listed(explained.numpy()),
+        "separate": trainer.method.knows_task,  # every task has a latent space of its own
+        "codes": [
+            {"task": task, "points": _rows(_spread((mean - centre) @ plane, SHOWN))} for task, mean in means.items()
+        ],
+        "components": _components(trainer, centre, plane),
+    }
+
+
+def principal_plane(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return centre (L,), the two main directions (L, 2), and the shares of the variance (2,) they explain.
+
+    Of one dimension there is no second direction: the plane's other axis is then zero.
+    """
+    centre = points.mean(0)
+    deviations = points - centre
+    values, vectors = torch.linalg.eigh(deviations.T @ deviations)
+    count = min(2, len(values))
+    plane = torch.zeros(points.shape[1], 2, dtype=points.dtype)
+    plane[:, :count] = vectors.flip(1)[:, :count]
+    largest = plane.gather(0, plane.abs().argmax(0, keepdim=True))
+    explained = torch.zeros(2, dtype=points.dtype)
+    explained[:count] = values.flip(0)[:count] / values.sum()
+    return centre, plane * torch.where(largest < 0, -1.0, 1.0), explained  # a sign that does not depend on the solver
+
+
+def _components(trainer: Trainer, centre: Tensor, plane: Tensor) -> list[dict[str, Any]]:
+    """Return place, mass and deviations of the prior's components; a standard normal is one component."""
+    prior = trainer.replicas.model.prior
+    density = trainer.replicas.call(
+        replica_of(trainer.replicas.tensors(), 0), lambda model: model.prior(model.posterior)
+    )
+    if isinstance(density, DiagonalMixture):
+        log_weights, mean, log_variance = (part.detach().double().cpu() for part in density)
+    else:
+        log_weights, mean, log_variance = torch.zeros(1).double(), *torch.zeros(2, 1, len(centre)).double()
+    places = prior.log_weights.shape[1] if isinstance(prior, TaskMixture) else None
+    at = _rows((mean - centre) @ plane)
+    deviations = _rows((log_variance.exp() @ plane.square()).sqrt())
+    return [
+        {
+            "task": None if places is None else index // places,
+            "mass": float(f"{log_weights[index].exp().item():.4g}"),
+            "at": at[index],
+            "deviation": deviations[index],
+        }
+        for index in (log_weights > EMPTY / 2).nonzero().flatten().tolist()
+    ]
+
+
+def _rows(points: Tensor) -> list[list[float | None]]:
+    return [listed(row) for row in points.round(decimals=3).numpy()]
