@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, distributions
 
 from boovae.cli import main
+from boovae.config import resolve
 from boovae.data import Stream, load_stream
 from boovae.data.borders import recut
 from boovae.detect import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo, find_borders
@@ -175,6 +176,15 @@ def test_a_learner_finds_the_change_between_two_digits() -> None:
     found = find_borders(settings, stream, torch.device("cpu"), Silent(), first=80)
     assert len(found) == 1
     assert abs(found[0] - len(stream[0].train.images)) <= 3
+
+
+@pytest.mark.slow
+def test_all_changes_of_the_digits_are_found() -> None:
+    stream = load_stream("digits")
+    truth = list(itertools.accumulate(len(task.train.images) for task in stream))[:-1]
+    found = find_borders(resolve({"dataset": "digits"}), stream, torch.device("cpu"), Silent(), first=100)
+    assert all(min(abs(border - place) for place in found) <= 10 for border in truth)
+    assert len(found) <= len(truth) + 1  # at most one false alarm
 
 
 def test_methods_that_must_be_told_the_task_cannot_find_it() -> None:
