@@ -17,7 +17,7 @@ DATASETS = ("mnist", "fashion_mnist")
 METHODS = ("boo",)
 COUNTS = (5, 15, 40, 80)
 #: With the step back, which drops components that have become light, and without.
-PRUNING = {"": "", " without pruning": ",boo_prune=0.0"}
+PRUNING = {"": ",boo_prune=0.001", " without pruning": ",boo_prune=0.0"}
 KEPT, SECONDS = "components kept per task", "seconds of training, all seeds together"
 
 
