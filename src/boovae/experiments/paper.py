@@ -55,7 +55,7 @@ class Printed:
 @functools.cache
 def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
     """Return the paper's table of a metric by (dataset, method, tasks seen), in our names; empty if it has none."""
-    path = resources.files("boovae.experiments") / "paper" / f"{metric}.csv"
+    path = resources.files("boovae.experiments") / "printed" / f"{metric}.csv"
     if not path.is_file():
         return {}
     datasets = {theirs: ours for ours, theirs in DATASET_NAMES.items()}
