@@ -152,12 +152,7 @@ def _evaluation(
         "frechet": {"pooled": (20 + rng.random(replicas)).tolist(), "features": "classifier"},
         "classifier": {"accuracy": accuracy, "digest": "5f1c"},
         "forgetting": _lists({"own": lost, "pooled": lost + dilution[:, None], "dilution": dilution}),
-        "latent": {
-            "dimensions": 40,
-            "active": [18] * replicas,
-            "at_upper_limit": [0.0] * replicas,
-            "at_lower_limit": [0.01] * replicas,
-        },
+        "posterior": {"active_units": [[18] * replicas] * seen, "at_upper_limit": [[0.0] * replicas] * seen},
         "ledger": {
             "memory": memory,
             "memory_bytes": sum(memory.values()),

@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 
 from boovae.data import Stream
 from boovae.distributions import DiagonalNormal
-from boovae.metrics.latent import ACTIVE, SHOWN, codes, latent_map, principal_plane, usage
+from boovae.metrics.latent import SHOWN, codes, latent_map, principal_plane
 from boovae.training.trainer import Trainer
 from conftest import tiny, trained
 
@@ -31,23 +31,6 @@ def test_one_dimension_has_a_flat_map() -> None:
     _, plane, explained = principal_plane(torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64))
     assert plane.tolist() == [[1.0, 0.0]]
     assert explained.tolist() == [1.0, 0.0]
-
-
-def test_active_dimensions_and_log_variances_at_the_limits_are_counted(digits: Stream) -> None:
-    trainer = Trainer(tiny(latent_dim=3), digits.shape)
-    low, high = trainer.settings.log_variance_range
-    rng = np.random.default_rng(0)
-    mean = rng.normal(0, [[[2.0, 0.5 * ACTIVE**0.5, 1.0]], [[0.0, 0.0, 3.0]]], (2, 400, 3))
-    log_variance = np.full((2, 400, 3), -1.0)
-    log_variance[0, :100, 0] = high
-    log_variance[1, :, 1] = low
-    posterior = DiagonalNormal(torch.tensor(mean), torch.tensor(log_variance))
-    halves = {task: DiagonalNormal(*(part[:, 200 * task :][:, :200] for part in posterior)) for task in (0, 1)}
-    found = usage(trainer, halves)
-    assert found["dimensions"] == 3
-    assert found["active"] == [2, 1]
-    assert found["at_upper_limit"] == pytest.approx([100 / 1200, 0.0])
-    assert found["at_lower_limit"] == pytest.approx([0.0, 400 / 1200])
 
 
 @pytest.mark.parametrize("method", ["boo", "standard", "multihead"])

@@ -12,10 +12,15 @@ import pytest
 
 from boovae.cli import main
 from boovae.config import Settings, flag
+from boovae.data import Stream
+from boovae.metrics.posterior import posterior_health
 from boovae.progress import Silent
 from boovae.report.read import read_run
 from boovae.report.sentinels import HELP, sentinels
-from boovae.run import Run, warn
+from boovae.run import Run, train, warn
+from boovae.training.replicas import replica_of
+from boovae.vae import VAE
+from conftest import tiny, trained
 from made_up_run import make_run
 from run_folders import events
 
@@ -44,18 +49,43 @@ def test_every_flag_that_is_said_to_help_exists(tmp_path: Path) -> None:
 
 def test_a_collapsed_posterior(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", tasks=2)
-    few = changed(run, lambda e: e["latent"].update(active=[1, 0, 2, 1, 1]))
+    few = changed(run, lambda e: e["posterior"].update(active_units=[[3] * 5, [1, 0, 2, 0, 1]]))
     text = kinds(few)["collapse"]
-    assert "only 1.0 of 40 latent dimensions" in text
-    assert "--kl-warmup" in text
-    assert "collapse" not in kinds(changed(run, lambda e: e["latent"].update(active=[4] * 5)))
+    assert "no latent dimension varies between the images of task “digit 1”" in text
+    assert "--kl-warmup 50" in text
 
 
 def test_exploding_log_variance(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", tasks=2)
-    text = kinds(changed(run, lambda e: e["latent"].update(at_upper_limit=[0.5, 0.0, 0.0, 0.0, 0.0])))["log-variance"]
-    assert "10.0 % of its values lie at the upper limit of --log-variance-range" in text
+    text = kinds(changed(run, lambda e: e["posterior"].update(at_upper_limit=[[0.5] * 5, [0.2] * 5])))["log-variance"]
+    assert "up to 50.0 % of its values for task “digit 0” lie at the upper limit of --log-variance-range" in text
     assert "--learning-rate" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"kl_weight": 100.0}, "collapse"),
+        ({"log_variance_range": (-6.0, -2.0)}, "log-variance"),
+        ({"method": "boo", "components": 8, "boo_prune": 0.24}, "idle"),
+    ],
+)
+def test_models_that_went_wrong_on_purpose(digits: Stream, tmp_path: Path, changes: dict[str, Any], kind: str) -> None:
+    settings = tiny(**{"tasks": 1, "replicas": 1, "epochs": 15, "learning_rate": 1e-2, **changes})
+    assert kind in kinds(train(settings, digits, tmp_path / "run", metrics=("nll",)))
+
+
+def test_active_units_are_counted_as_defined(digits: Stream) -> None:
+    trainer = trained(tiny(method="multihead", tasks=2, epochs=3), digits)
+    health = posterior_health(trainer, [digits[0], None])
+    view = trainer.method.view(trainer.replicas, 0)
+    for replica in range(2):
+        posterior = view.call(replica_of(view.tensors(), replica), VAE.posterior, digits[0].test.images)
+        varying = posterior.mean.detach().double().numpy().var(axis=0) > 0.01
+        assert health["active_units"][0][replica] == varying.sum()
+        assert health["at_upper_limit"][0][replica] == float((posterior.log_variance > 2 - 1e-3).double().mean())
+    assert health["active_units"][1] == [None, None]
+    assert max(health["active_units"][0]) > 0
 
 
 @pytest.mark.parametrize(
@@ -108,12 +138,12 @@ def test_dead_and_duplicate_components(tmp_path: Path) -> None:
     assert "2 components of task “digit 1” are dead weight" in text  # one of four is normal
     assert "boovae inspect RUN --prune 0.001" in text
     with (run / "metrics.jsonl").open("a") as file:
-        for task, twins in ((0, 1), (1, 4)):
-            event = {"event": "components", "task": task, "kept": [4] * 5, "twins": [twins] * 5}
+        for task, kept in ((0, 14), (1, 4)):
+            event = {"event": "components", "task": task, "kept": [kept] * 5, "twins": [15 - kept] * 5}
             file.write(json.dumps(event) + "\n")
-    text = kinds(run)["duplicates"]
-    assert "components of task “digit 1” were learned twice and merged (4 per replica)" in text
-    assert "--boo-tolerance" in text
+    text = kinds(run)["idle"]
+    assert "Of 15 components only 4.0 were left to task “digit 1”: up to 11.0 were duplicates of others" in text
+    assert "--components" in text
 
 
 def test_few_effective_samples_and_a_replica_that_was_given_up(tmp_path: Path) -> None:

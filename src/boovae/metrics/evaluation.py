@@ -14,8 +14,8 @@ from boovae.metrics.cost import ledger
 from boovae.metrics.diversity import diversity
 from boovae.metrics.forgetting import forgetting
 from boovae.metrics.frechet import frechet_distance, moments
-from boovae.metrics.latent import codes, usage
 from boovae.metrics.likelihood import LogLikelihood, log_likelihood
+from boovae.metrics.posterior import posterior_health
 from boovae.training.events import listed
 from boovae.training.randomness import Draw, Generators
 
@@ -95,7 +95,7 @@ def evaluate(
             if "frechet" in metrics:
                 event["frechet"] = _frechet(features, present, classifier)
             event["classifier"] = {"accuracy": classifier.accuracy, "digest": classifier.digest}
-        event["latent"] = usage(trainer, codes(trainer, tasks))
+    event["posterior"] = posterior_health(trainer, tasks)
     event["ledger"] = ledger(trainer)
     return event
 

@@ -1,9 +1,4 @@
-"""The latent space after a task: whether its dimensions are used, and a map of it in two dimensions.
-
-A dimension is active if the posterior means of different images differ in it: Var_x(E[z | x]) > 0.01 (Burda, Grosse and
-Salakhutdinov, 2016). If hardly any is, the posterior has collapsed. A log-variance at the upper limit of the encoder's
-range says that the encoder no longer knows where an image belongs.
-"""
+"""A map of the latent space after a task: codes of test images and the prior's components in two dimensions."""
 
 from __future__ import annotations
 
@@ -25,10 +20,6 @@ if TYPE_CHECKING:
 
 #: Test images of a task that are encoded, and those of them that are on the map.
 IMAGES, SHOWN = 500, 150
-#: Variance of the posterior means from which a dimension counts as active.
-ACTIVE = 0.01
-#: A log-variance this near to its limit is at it.
-NEAR = 1e-3
 
 
 @torch.no_grad()
@@ -46,18 +37,6 @@ def codes(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[int, DiagonalN
 def _spread(rows: Tensor, count: int) -> Tensor:
     """Return at most `count` rows from all over: neighbours may be of one class."""
     return rows[torch.linspace(0, len(rows) - 1, min(count, len(rows))).round().long()]
-
-
-def usage(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> dict[str, Any]:
-    """Return how many latent dimensions each replica uses, and which share of the log-variances is at the limits."""
-    mean, log_variance = (torch.cat(parts, 1).double() for parts in zip(*posteriors.values(), strict=True))
-    low, high = trainer.settings.log_variance_range
-    return {
-        "dimensions": trainer.settings.latent_dim,
-        "active": (mean.var(1, correction=0) > ACTIVE).sum(1).tolist(),
-        "at_upper_limit": listed((log_variance >= high - NEAR).double().mean((1, 2)).cpu().numpy()),
-        "at_lower_limit": listed((log_variance <= low + NEAR).double().mean((1, 2)).cpu().numpy()),
-    }
 
 
 def latent_map(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> dict[str, Any]:

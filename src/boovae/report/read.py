@@ -59,13 +59,12 @@ class Evaluation:
     forgetting: Floats  # seen x [R], under the task's own components
     forgetting_pooled: Floats  # seen x [R]
     dilution: Floats  # seen
-    latent_dim: float
-    active: Floats  # [R], latent dimensions that tell images apart
-    at_upper_limit: Floats  # [R], share of the encoder's log-variances
     memory: dict[str, float]
     memory_bytes: float
     images_stored: float
     parameters: float
+    active_units: Floats  # seen x [R], latent dimensions that vary between a task's images
+    at_upper_limit: Floats  # seen x [R], share of the encoder's log-variances
 
 
 @dataclass(frozen=True)
@@ -251,13 +250,12 @@ def _evaluation(event: Event, replicas: int) -> Evaluation:
         forgetting=event.array("forgetting.own", seen, replicas),
         forgetting_pooled=event.array("forgetting.pooled", seen, replicas),
         dilution=event.array("forgetting.dilution", seen),
-        latent_dim=event.number("latent.dimensions"),
-        active=event.array("latent.active", replicas),
-        at_upper_limit=event.array("latent.at_upper_limit", replicas),
         memory={str(name): Event(event.where, {"bytes": size}).number("bytes") for name, size in memory.items()},
         memory_bytes=event.number("ledger.memory_bytes"),
         images_stored=event.number("ledger.images_stored"),
         parameters=event.number("ledger.parameters"),
+        active_units=event.array("posterior.active_units", seen, replicas),
+        at_upper_limit=event.array("posterior.at_upper_limit", seen, replicas),
     )
 
 

@@ -18,14 +18,12 @@ LEAST_EFFECTIVE_SAMPLES = 10.0
 MOST_FORGETTING, MOST_FORGETTING_SHARE = 20.0, 0.2
 #: A class is hardly drawn any more if its share of the samples is under this part of the fair one.
 LEAST_SHARE = 0.1
-#: The posterior has collapsed if fewer of its dimensions are active.
-LEAST_ACTIVE = 0.1
 #: Log-variances explode if more of them lie at the upper limit.
-MOST_AT_LIMIT = 0.05
+MOST_AT_LIMIT = 0.25
 #: A component is dead weight if dropping it costs less (nats); some are normal, this share of a task's is not.
 LEAST_COST, MOST_DEAD = 1e-3, 1 / 3
-#: Duplicates: this share of the components learned for a task.
-MOST_TWINS = 1 / 3
+#: This share of a task's components should be left when it ends.
+LEAST_KEPT = 0.5
 #: What holds old tasks better, by the part of the method's name that decides.
 HELP = {
     "distill": "a larger --distill-weight holds old tasks more tightly",
@@ -60,7 +58,7 @@ def sentinels(run: Run) -> list[Sentinel]:
     if run.evaluations:
         last = run.evaluations[-1]
         checks = {
-            "collapse": _collapsed(last),
+            "collapse": _collapsed(run, last),
             "log-variance": _exploding(run, last),
             "forgotten": _forgotten(run, last),
             "missing": _missing(run, last),
@@ -69,33 +67,34 @@ def sentinels(run: Run) -> list[Sentinel]:
             "samples": _thin_samples(run, last),
         }
         found += [Sentinel(kind, text) for kind, text in checks.items() if text]
-    components = {"dead": _dead(run), "duplicates": _duplicates(run)}
+    components = {"dead": _dead(run), "idle": _idle(run)}
     return found + [Sentinel(kind, text) for kind, text in components.items() if text]
 
 
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def _collapsed(last: Evaluation) -> str:
-    active = float(mean(last.active))
-    if not active < max(1.0, LEAST_ACTIVE * last.latent_dim):
+def _collapsed(run: Run, last: Evaluation) -> str:
+    active = mean(last.active_units)
+    tasks = [task for task in range(last.task + 1) if active[task] < 1]
+    if not tasks:
         return ""
     return (
-        f"The posterior has collapsed: only {number(active, 1)} of {number(last.latent_dim, 0)} latent dimensions tell "
-        "images apart, so samples and codes say little. --kl-warmup 20 or a smaller --kl-weight helps; so does a "
-        "smaller --latent-dim."
+        f"The posterior has collapsed: no latent dimension varies between the images of {_names(run, tasks)}, so codes "
+        "and samples say nothing about them. --kl-warmup 50 or a --kl-weight below 1 helps."
     )
 
 
 def _exploding(run: Run, last: Evaluation) -> str:
-    share = float(mean(last.at_upper_limit))
-    if not share > MOST_AT_LIMIT:
+    share = mean(last.at_upper_limit)
+    tasks = [task for task in range(last.task + 1) if share[task] > MOST_AT_LIMIT]
+    if not tasks:
         return ""
-    limits = run.config.get("log_variance_range", "")
+    worst = percent(float(np.nanmax(share)))
     return (
-        f"The encoder's log-variance explodes: {percent(share)} of its values lie at the upper limit of "
-        f"--log-variance-range{f' ({limits})' if limits else ''}, so codes there are noise. A smaller --learning-rate "
-        "or --latent-dim helps; a lower upper limit keeps it in."
+        f"The encoder's log-variance explodes: up to {worst} of its values for {_names(run, tasks)} lie at the upper "
+        "limit of --log-variance-range, so codes there are noise. A smaller --learning-rate helps, or a wider range if "
+        "the limit is too low."
     )
 
 
@@ -177,18 +176,18 @@ def _dead(run: Run) -> str:
     )
 
 
-def _duplicates(run: Run) -> str:
-    tasks = [
-        task
-        for task, kept in run.kept.items()
-        if float(mean(kept.twins)) > MOST_TWINS * float(mean(kept.kept + kept.twins))
-    ]
+def _idle(run: Run) -> str:
+    """Name tasks that lost more than half of their components when they ended: duplicates, or without weight."""
+    wanted = run.config.get("components", "")
+    kept = {task: float(mean(found.kept)) for task, found in run.kept.items()} if wanted.isdigit() else {}
+    tasks = sorted(task for task, count in kept.items() if count < LEAST_KEPT * int(wanted))
     if not tasks:
         return ""
-    twins = sum(float(mean(run.kept[task].twins)) for task in tasks)
+    twins = max(float(mean(run.kept[task].twins)) for task in tasks)
+    twin = f"up to {number(twins, 1)} were duplicates of others, the rest" if twins > 0 else "the others"
     return (
-        f"Many components of {_names(run, tasks)} were learned twice and merged ({number(twins, 0)} per replica). "
-        "Fewer --components do as well, or --boo-tolerance 0.01 adds only those that gain something."
+        f"Of {wanted} components only {number(min(kept[task] for task in tasks), 1)} were left to "
+        f"{_names(run, tasks)}: {twin} had no weight. Fewer --components would do, or the images of a task are too few."
     )
 
 
