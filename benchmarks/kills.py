@@ -41,6 +41,16 @@ RUNS = {
     "coreset": "--method coreset --coreset-images 5",
     "vcl": "--method vcl",
 }
+#: What a life has imported when it begins; without that it would do little else.
+IMPORTED = [
+    "kills",
+    "boovae.report.html",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "matplotlib.pyplot",
+    "PIL.Image",
+    "jinja2",
+]
 #: Seconds between two checkpoints of a life: many, so that kills come between any two.
 CHECKPOINT_SECONDS = 0.05
 #: Longest wait for a life that should be going on.
@@ -98,7 +108,7 @@ def _write(number: int, stop: Stop) -> None:
             stop()
         sync(descriptor)
 
-    os.fsync = patched
+    setattr(os, "fsync", patched)  # noqa: B010 - no assignment that a type checker would believe
 
 
 #: Where a life stops to be killed, by the number of the call; runs without components never reach the first.
@@ -148,7 +158,7 @@ class Killer:
         self.folder = folder
         self.random = random.Random(seed)
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["boovae.run", "boovae.cli", "boovae.report", "kills", "matplotlib.pyplot"])
+        self.context.set_forkserver_preload(IMPORTED)
 
     def run(self, words: list[str], output: Path, moment: str | None = None, seconds: float = 1.0) -> int:
         """Let a command live; kill it at a moment, or after so many seconds. Return its exit code, -9 if killed."""
@@ -182,7 +192,9 @@ def moments(method: str) -> Iterator[str]:
             yield ANY_TIME
 
 
-def drill_run(killer: Killer, name: str, words: list[str], kills: int, tally: Tally, same: Callable[[Path, Path], str]) -> None:
+def drill_run(
+    killer: Killer, name: str, words: list[str], kills: int, tally: Tally, same: Callable[[Path, Path], str]
+) -> None:
     """Kill a command at least `kills` times, over as many runs of it as that takes; each must end like the whole one.
 
     `words` hold {out}, the folder; `same` says how two folders differ.
@@ -256,14 +268,16 @@ def kill_training(folder: Path, kills: int, runs: dict[str, str], *, device: str
 # --- the bench, where there is one ----------------------------------------------------------------------------------
 
 
+BENCH = "bench paper --quick --methods standard ewc boo --tasks 2 --replicas 1 --workers 1 --quiet"
+
+
 def kill_bench(folder: Path, kills: int, seed: int = 0) -> Tally | None:
-    """Kill `boovae bench` at any time; its cells must end like those of a bench that nobody killed. None without one."""
+    """Kill `boovae bench` at any time; its cells must end like those of one that nobody killed. None if there is none."""
     if "bench" not in boovae.cli.VERBS:
         return None
     killer, tally = Killer(folder, seed), Tally()
     (folder / "bench.toml").write_text('net = "mlp:24"\nlatent_dim = 4\nepochs = 8\nlimit = 40\nsamples = 100\n')
-    words = "bench paper --quick --methods standard ewc boo --tasks 2 --replicas 1 --workers 1 --quiet".split()
-    words += ["--config", str(folder / "bench.toml"), "--out", "{out}/cells", "--results", "{out}/results"]
+    words = [*BENCH.split(), "--config", str(folder / "bench.toml"), "--out", "{out}/cells", "--results", "{out}/results"]
     drill_run(killer, "bench", words, kills, tally, _bench_difference)
     return tally
 

@@ -316,10 +316,7 @@ class Trainer:
             self._resume = lambda: self._load_progress(tensors)
 
     def _load_memory(self, memory: dict[str, Tensor]) -> None:
-        shared = self.method.shared_memory
-        for name, tensor in memory.items():
-            each = name in shared or (tensor.dim() > 0 and len(tensor) == len(self.replicas))
-            check(f"memory/{name}", tuple(tensor.shape), each)
+        self.method.check_memory(memory, self.replicas, len(self.sizes), math.prod(self.shape))
         self.method.load_memory({name: tensor.to(self.device) for name, tensor in memory.items()})
 
     def _load_progress(self, tensors: dict[str, Tensor]) -> None:
