@@ -1,9 +1,9 @@
 """Files as accidents and strangers make them: each is refused with a `BoovaeError`, or does no harm; none may crash.
 
 A file of a run, a configuration, a dataset or a picture is changed at random (flipped bits, pieces cut out, doubled or
-overwritten, absurd numbers, deep nesting), then read by the program. Checkpoints are also forged: a number or a tensor is
-replaced and the checksum made anew, as a stranger would. Everything happens in one process whose memory is limited, and
-every attempt against the clock.
+overwritten, absurd numbers, deep nesting), then read by the program. Checkpoints are also forged: a number or a tensor
+is replaced and the checksum made anew, as a stranger would. Everything happens in one process whose memory is limited,
+and every attempt against the clock.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import resource
 import shutil
 import signal
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from safetensors.torch import load, save
 import boovae.run
 from boovae.cli import _events
 from boovae.config import Settings, resolve
-from boovae.data import Stream, load_stream, read_folder, read_idx, read_npz, write_idx
+from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError
 from boovae.extend import extend
 from boovae.metrics.evaluation import generate
@@ -123,13 +124,13 @@ def forged(tensors: bytes, head: bytes, chance: random.Random) -> tuple[bytes, b
     held, record = load(tensors), json.loads(head)["record"]
     if chance.random() < 0.4:
         name = chance.choice(sorted(record))
-        odd = [None, -1, 10**30, 1e308, "x", [], {}, [[1]], True, [-1], ["../x"], [10**12] * 3]
+        odd: list[Any] = [None, -1, 10**30, 1e308, "x", [], {}, [[1]], True, [-1], ["../x"], [10**12] * 3]
         record[name] = chance.choice(odd)
         if chance.random() < 0.2:
             del record[name]
     else:
         name = chance.choice(sorted(held))
-        changes = [
+        changes: list[Callable[[torch.Tensor], torch.Tensor]] = [
             lambda tensor: tensor[:-1] if tensor.dim() else tensor[None],
             lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.float(),
             lambda tensor: torch.cat([tensor, tensor], -1) if tensor.dim() else tensor[None],
@@ -315,8 +316,6 @@ def bombs(folder: Path) -> dict[str, Callable[[], object]]:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 9)})
     np.savez(folder / "plain.npz", labels=np.zeros(1, int))
-    import zipfile
-
     with zipfile.ZipFile(folder / "plain.npz", "a") as archive:
         archive.writestr("images.npy", header.getvalue())
     (folder / "pictures").mkdir()

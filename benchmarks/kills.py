@@ -272,12 +272,21 @@ BENCH = "bench paper --quick --methods standard ewc boo --tasks 2 --replicas 1 -
 
 
 def kill_bench(folder: Path, kills: int, seed: int = 0) -> Tally | None:
-    """Kill `boovae bench` at any time; its cells must end like those of one that nobody killed. None if there is none."""
+    """Kill `boovae bench`; its cells must end like those of one that nobody killed. None without such a command."""
     if "bench" not in boovae.cli.VERBS:
         return None
     killer, tally = Killer(folder, seed), Tally()
+    folder.mkdir(parents=True)
     (folder / "bench.toml").write_text('net = "mlp:24"\nlatent_dim = 4\nepochs = 8\nlimit = 40\nsamples = 100\n')
-    words = [*BENCH.split(), "--config", str(folder / "bench.toml"), "--out", "{out}/cells", "--results", "{out}/results"]
+    words = [
+        *BENCH.split(),
+        "--config",
+        str(folder / "bench.toml"),
+        "--out",
+        "{out}/cells",
+        "--results",
+        "{out}/results",
+    ]
     drill_run(killer, "bench", words, kills, tally, _bench_difference)
     return tally
 

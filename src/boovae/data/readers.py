@@ -10,6 +10,7 @@ import struct
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -134,7 +135,11 @@ def read_npz(path: str | Path) -> Labelled:
     names = arrays.get("class_names", np.arange(labels.max() + 1)).ravel()
     if len(names) <= labels.max():
         raise InputError(f"{path} 'class_names': {len(names)} names, but a label is {labels.max()}")
-    return Labelled(images, labels, split, tuple(map(str, names)))
+    texts = tuple(map(str, names))
+    if len(set(texts)) < len(texts):
+        twice = Counter(texts).most_common(1)[0][0]
+        raise InputError(f"{path} 'class_names': '{twice}' names two classes; give each its own name")
+    return Labelled(images, labels, split, texts)
 
 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
