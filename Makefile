@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types test-slow test-gpu speed docs clean
+.PHONY: demo test lint types test-slow test-gpu drill speed docs clean
 
 demo: .venv/installed  ## learn ten kinds of digits one after another, two seeds at once, and write a report
 	$(BIN)/boovae train --replicas 2 --out runs/demo
@@ -23,6 +23,9 @@ test-slow: .venv/test  ## the long numeric checks
 
 test-gpu: .venv/test  ## the checks that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+drill: .venv/installed  ## kills, hostile files, bad input, 200 tasks in sequence; ends with 1 on any loss
+	$(BIN)/python benchmarks/drill.py
 
 speed: .venv/installed  ## the engine against a plain loop and against the floor
 	$(BIN)/python benchmarks/speed.py

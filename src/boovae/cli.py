@@ -124,7 +124,7 @@ def evaluate(arguments: Eval) -> None:
     display = make_display(quiet=arguments.quiet)
     run, trainer = load_trainer(arguments.run, arguments.device, display)
     with run:
-        past = recall(run.settings, run.events("run")[0], run.events("extend"), arguments.data_dir)
+        past = recall(run.settings, run.head(), run.events("extend"), arguments.data_dir)
         tasks = past.tasks[: trainer.tasks_done]
         if not any(tasks):
             raise InputError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from boovae.errors import InputError, unknown_name
+from boovae.files import TEXT_BYTES, read_file
 
 
 @dataclass(frozen=True)
@@ -354,10 +355,10 @@ def _is(wanted: type, value: Any) -> bool:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read settings from a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_file(path, TEXT_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise InputError(f"no such configuration file: {path} (--config)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the configuration {path} (--config): {error}") from error
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from boovae.config import Settings
 from boovae.data import DATASETS, Stream, Task
 from boovae.errors import InputError
-from boovae.files import write_file
+from boovae.files import TEXT_BYTES, read_file, write_file
 from boovae.machine import choose_device, environment
 from boovae.metrics.cost import ledger
 from boovae.metrics.evaluation import METRICS
@@ -24,6 +24,7 @@ from boovae.recall import Past, load_data, recall
 from boovae.run import Run, advance, judge, make_trainer, signals
 from boovae.trackers import check_trackers, tracked
 from boovae.training.events import Event
+from boovae.training.saved import logged
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -106,9 +107,10 @@ def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None)
 
 def _log(run: Run) -> list[Event]:
     """Return the log as the newest checkpoint knows it: what came later will be done again."""
-    path, length = run.folder / "metrics.jsonl", run.saved()[1]["metrics_length"]
+    path, (length, _) = run.folder / "metrics.jsonl", logged(run.saved()[1])
     if not path.is_file() or path.stat().st_size < length:
         raise InputError(f"{path} is shorter than the checkpoint says: copy the whole run folder")
+    run.head(length)
     return run.events(length=length)
 
 
@@ -116,8 +118,11 @@ def _made(folder: Path) -> dict[str, Any]:
     """Return what the run was made with."""
     path = folder / "environment.json"
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+        made = json.loads(read_file(path, TEXT_BYTES))
+        if not isinstance(made, dict) or not isinstance(made.get("extensions", {}), dict):
+            raise ValueError("not what a run was made with")
+        return made
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): copy the whole run folder") from error
 
 

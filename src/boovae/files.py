@@ -1,20 +1,49 @@
-"""Writing a file so that it is whole or not there, whatever happens; holding a folder for one process."""
+"""Files: written whole or not at all, whatever happens; read although a stranger may have made them; folders held."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import secrets
+import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from boovae.errors import InputError, RunError
 
+#: Settings and records in JSON or TOML are far smaller than this; a larger file is something else.
+TEXT_BYTES = 64 << 20
+
+
+def memory_share() -> int:
+    """Return half of this machine's memory in bytes: what is larger is not read into it."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """Return the content of a file of at most `most` bytes; OSError where that is impossible.
+
+    Only ordinary files are read: a pipe would wait for ever, a device never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+        content = file.read(most + 1) if about.st_size <= most else None
+    if content is None or len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than the {most:,} bytes that are read here", str(path))
+    return content
+
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write `content` under a temporary name beside `path`, sync it to the disk, and rename it to `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write `content` under a temporary name beside `path`, sync it to the disk, rename it, and sync the folder."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
@@ -24,7 +53,54 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise RunError(f"cannot write {path}: {error.strerror}; what was there before is intact") from error
+        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is intact") from error
+
+
+@contextlib.contextmanager
+def appending(path: Path, *, begin: bool = False) -> Iterator[IO[bytes]]:
+    """Open a log at its end, and sync it afterwards; unless it may `begin` here, one that was lost is an error."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if begin else 0), 0o666), "r+b") as file:
+            file.seek(0, os.SEEK_END)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; the last checkpoint is as it was, and the same command "
+            "continues from it"
+        ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each synced into the one that holds it."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _sync_folder(made.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed `write_file` left in a folder; nobody else may be writing there."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def hold_folder(folder: Path) -> int:
+    """Hold a folder until the descriptor is closed or this process ends, however it ends: no lock is left behind."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder (--out)") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(f"{folder} is in use by another process: wait for it or choose another --out") from None
+    except OSError as error:  # a file system without locks
+        os.close(descriptor)
+        raise InputError(f"{folder} cannot be locked: {error.strerror}; choose a folder elsewhere (--out)") from error
+    return descriptor
 
 
 def _sync_folder(folder: Path) -> None:
@@ -33,17 +109,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def lock_folder(folder: Path) -> int:
-    """Hold the folder for this process; the lock goes with the process, however it ends."""
-    try:
-        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder (--out)") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise InputError(f"{folder} is in use by another process: wait for it or choose another --out") from None
-    return descriptor

@@ -46,6 +46,11 @@ class Penalties:
         self.state: dict[str, Tensor] = {}
         self._teacher = Teacher() if settings.boo_decoder == "teacher" else None
 
+    @property
+    def stores_outputs(self) -> bool:
+        """Whether the decoder's outputs at old components are kept."""
+        return self.on and not self._teacher
+
     def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor], strength: Tensor) -> None:
         """Take the decoder's outputs of old components and the weight of the penalty, (R,)."""
         if not self.on or task.index == 0:
@@ -126,7 +131,7 @@ class Penalties:
 
     def remember(self, replicas: Replicas, memory: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the decoder's output at each component's mean, kept from the end of its task on."""
-        if not self.on or self._teacher:
+        if not self.stores_outputs:
             return {}
 
         def decoded(model: VAE, mean: Tensor) -> Tensor:

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from boovae.config import Settings, flag, from_mapping, read_toml, to_toml
 from boovae.errors import InputError, RunError
-from boovae.files import lock_folder, write_file
+from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
 from boovae.inspect import has_components, save_components
 from boovae.machine import choose_device, compiling_pays, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.metrics.latent import codes, latent_map
 from boovae.progress import Display, Silent
+from boovae.report.log import check_events, read_events
 from boovae.trackers import check_trackers, tracked
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
+from boovae.training.saved import logged
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class Run:
         self._saved = time.monotonic()
         self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
         self._began: float | None = None
-        self._lock = lock_folder(folder)
+        self._lock = hold_folder(folder)
 
     # --- making and opening -------------------------------------------------------------------------------------
 
@@ -63,13 +65,14 @@ class Run:
         cls, folder: Path, settings: Settings, environment: dict[str, Any], display: Display | None = None
     ) -> Run:
         """Make a new run folder; refuses one that holds a run."""
-        if (folder / "config.toml").exists():
-            raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
         try:
-            (folder / "samples").mkdir(parents=True, exist_ok=True)
+            make_folder(folder / "samples")
         except OSError as error:
             raise InputError(f"cannot write to {folder} (--out): {error.strerror}; choose another folder") from error
         run = cls(folder, settings, display)
+        if (folder / "config.toml").exists():  # asked once nobody else can make one
+            run.close()
+            raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
         write_file(folder / "environment.json", json.dumps(environment, indent=1).encode())
         write_file(folder / "metrics.jsonl", b"")
         write_file(folder / "config.toml", to_toml(settings).encode())
@@ -100,9 +103,20 @@ class Run:
     def events(self, kind: str | None = None, length: int | None = None) -> list[Event]:
         """Return what `metrics.jsonl` (or its first `length` bytes) says, all of it or one kind of event."""
         self._flush()
-        lines = (self.folder / "metrics.jsonl").read_bytes()[:length].splitlines()
-        events = [json.loads(line) for line in lines]
-        return [event for event in events if kind is None or event["event"] == kind]
+        path = self.folder / "metrics.jsonl"
+        events = list(read_events(path, [], length))  # a torn last line is behind the checkpoint: it is written anew
+        if events:
+            check_events(events, path)
+        return [event.data for event in events if kind is None or event.value("event") == kind]
+
+    def head(self, length: int | None = None) -> Event:
+        """Return the first event: what the run is about."""
+        events = self.events("run", length)
+        if not events:
+            raise InputError(
+                f"{self.folder / 'metrics.jsonl'} is empty: the run has not begun; `boovae train` begins it"
+            )
+        return events[0]
 
     def event(self, event: Event) -> None:
         """Take an event for the log; it reaches the disk with the next checkpoint at the latest."""
@@ -120,20 +134,18 @@ class Run:
 
     def timing(self, event: Event) -> None:
         """Append wall times, which never repeat, to their own file."""
-        with (self.folder / "timing.jsonl").open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        with appending(self.folder / "timing.jsonl", begin=True) as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                file.write(b"" if file.read(1) == b"\n" else b"\n")  # a line torn by a process that was killed
+            file.write(json.dumps(event).encode() + b"\n")
 
     def _flush(self) -> int:
         """Write the log to disk; return its length."""
-        try:
-            with (self.folder / "metrics.jsonl").open("a") as file:
-                file.writelines(self._lines)
-                file.flush()
-                os.fsync(file.fileno())
-                self._lines = []
-                return file.tell()
-        except OSError as error:
-            raise RunError(f"cannot write {self.folder}: {error.strerror}; the last checkpoint is intact") from error
+        with appending(self.folder / "metrics.jsonl") as file:
+            file.write("".join(self._lines).encode())
+            self._lines = []
+            return file.tell()
 
     # --- watching the trainer -----------------------------------------------------------------------------------
 
@@ -186,8 +198,14 @@ class Run:
         if loaded is not None:
             tensors, record = loaded
             trainer.load_state(tensors, record)
-            length, self._task_seconds = record["metrics_length"], record["task_seconds"]
-        os.truncate(self.folder / "metrics.jsonl", length)
+            length, self._task_seconds = logged(record)
+        path = self.folder / "metrics.jsonl"
+        with appending(path) as file:
+            if file.tell() < length:
+                raise InputError(f"{path} is shorter than the checkpoint says: copy the whole run folder")
+            file.truncate(length)
+        for folder in (self.folder, self.folder / "samples"):
+            remove_leftovers(folder)
         return loaded is not None
 
 
@@ -315,8 +333,8 @@ def load_trainer(folder: Path, device: str = "auto", display: Display | None = N
 
 def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Trainer:
     """Return a trainer as the log of a run describes it."""
-    head = run.events("run")[0]
-    low, high = head.get("pixel_range", (0.0, 1.0))
+    head = run.head()
+    low, high = head.get("pixel_range") or (0.0, 1.0)
     binarize = head["split"]["binarize"]
     return Trainer(run.settings, tuple(head["shape"]), (low, high), binarize=binarize, device=device, compile=compile)
 
@@ -377,7 +395,7 @@ def run_event(
 
 def _check_stream(run: Run, stream: Stream) -> None:
     """Refuse to continue a run on other data than it began with."""
-    if run.events("run")[0]["split"] != json.loads(json.dumps(stream.split_record)):
+    if run.head()["split"] != json.loads(json.dumps(stream.split_record)):
         raise InputError(
             f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out"
         )

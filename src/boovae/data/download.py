@@ -13,6 +13,7 @@ from boovae.errors import InputError
 
 DATA_VARIABLE = "BOOVAE_DATA"
 CACHE_VARIABLE = "BOOVAE_CACHE"
+LARGEST = 4 << 30  # no file of a dataset is larger; a server that sends more is not believed
 CHUNK = 1 << 13  # a connection that breaks loses the chunk it was in, so a small one
 
 
@@ -184,6 +185,9 @@ class ResumingDownloader:
             for chunk in answer.iter_content(CHUNK):
                 file.write(chunk)
                 progress.advance(bar, len(chunk))
+                if file.tell() > LARGEST:
+                    self.part.unlink()
+                    raise ValueError(f"more than {LARGEST:,} bytes came; no dataset is that large")
         if total is not None and self._size() != total:
             raise requests.ConnectionError(f"{self._size()} of {total} bytes came")
 

@@ -10,6 +10,7 @@ import struct
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from boovae.data.arrays import IntArray, as_images, as_labels, check_pixels
 from boovae.errors import InputError
+from boovae.files import memory_share
 
 # Deflate packs at most 1032 bytes into one: what claims more than that is damaged or a bomb.
 MAX_INFLATION = 1032
@@ -48,6 +50,7 @@ def read_idx(path: str | Path, sha256: str | None = None) -> NDArray[np.uint8]:
             size = math.prod(shape)
             if size > path.stat().st_size * MAX_INFLATION:
                 raise InputError(f"{path}: too short for its header, which promises {size} bytes; get it again")
+            _check_memory(size, str(path))
             body = file.read(size + 1)
     except (OSError, EOFError, zlib.error, MemoryError) as error:
         raise InputError(f"{path}: cannot be read ({error}); get it again") from error
@@ -71,6 +74,15 @@ def write_idx(path: str | Path, array: NDArray[np.uint8]) -> None:
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     content = header + np.ascontiguousarray(array, np.uint8).tobytes()
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+def _check_memory(size: int, where: str) -> None:
+    """Refuse what would fill the memory once it is unpacked."""
+    if size > memory_share():
+        raise InputError(
+            f"{where}: unpacks to {size:,} bytes, more than half of this machine's memory; "
+            "use fewer images, or do not trust this file"
+        )
 
 
 @contextlib.contextmanager
@@ -123,7 +135,11 @@ def read_npz(path: str | Path) -> Labelled:
     names = arrays.get("class_names", np.arange(labels.max() + 1)).ravel()
     if len(names) <= labels.max():
         raise InputError(f"{path} 'class_names': {len(names)} names, but a label is {labels.max()}")
-    return Labelled(images, labels, split, tuple(map(str, names)))
+    texts = tuple(map(str, names))
+    if len(set(texts)) < len(texts):
+        twice = Counter(texts).most_common(1)[0][0]
+        raise InputError(f"{path} 'class_names': '{twice}' names two classes; give each its own name")
+    return Labelled(images, labels, split, texts)
 
 
 def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -133,6 +149,7 @@ def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
             for member in archive.infolist():
                 if member.file_size > max(1, member.compress_size) * MAX_INFLATION:
                     raise InputError(f"{path}: '{member.filename}' claims an impossible size; do not trust this file")
+            _check_memory(sum(member.file_size for member in archive.infolist()), str(path))
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in wanted if key in archive.files}
     except InputError:
@@ -185,7 +202,8 @@ def _visible(folder: Path) -> tuple[list[Path], list[Path]]:
         folders = [entry for entry in entries if entry.is_dir()]
     except OSError as error:
         raise InputError(f"folder:{folder}: cannot be read ({error.strerror}); check the path") from error
-    return folders, [e for e in entries if e.suffix.lower() in PICTURE_SUFFIXES and e not in folders]
+    pictures = [entry for entry in entries if entry.suffix.lower() in PICTURE_SUFFIXES and entry not in folders]
+    return folders, pictures
 
 
 def _size(picture: NDArray[Any]) -> str:
@@ -201,6 +219,8 @@ def read_picture(
     """
     from PIL import Image, ImageOps
 
+    if isinstance(source, Path) and source.exists() and not source.is_file():
+        raise InputError(f"{name}: not an ordinary file; remove it")  # a pipe would wait for ever, a device never end
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -166,6 +166,24 @@ class Method:
         """Return how many images of finished tasks one replica keeps."""
         return 0
 
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]] | None:
+        """Return the shapes that `memory` has after so many tasks, -1 for any size; None says nothing about them."""
+        return None
+
+    def check_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
+        """Refuse a memory that is not this method's; a checkpoint may come from anywhere."""
+        shapes = self.memory_shapes(replicas, tasks, pixels)
+        if shapes is None:
+            return
+        for name in shapes.keys() | memory.keys():
+            wanted, found = shapes.get(name), tuple(memory[name].shape) if name in memory else None
+            fits = wanted and found and len(wanted) == len(found) and memory[name].dtype in (torch.float32, torch.int64)
+            if not fits or any(size not in (-1, own) for size, own in zip(wanted or (), found or (), strict=True)):
+                raise InputError(
+                    f"the checkpoint's memory '{name}' is {found or 'missing'}, that of method '{self.name}' is "
+                    f"{wanted or 'not called so'}; continue with the configuration it was made with"
+                )
+
     def load_memory(self, memory: dict[str, Tensor]) -> None:
         """Take back what `memory` returned."""
         if memory:
@@ -296,6 +314,11 @@ class Combination(Method):
     def images_stored(self) -> int:
         """Return the images of all parts."""
         return sum(part.images_stored() for part in self.parts.values())
+
+    def check_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
+        """Let each part look at its memory."""
+        for key, part in self.parts.items():
+            part.check_memory(_part(memory, key), replicas, tasks, pixels)
 
     def load_memory(self, memory: dict[str, Tensor]) -> None:
         """Give each part its memory back."""

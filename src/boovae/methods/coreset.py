@@ -84,6 +84,10 @@ class Coreset(Method):
         """Return the number of kept images."""
         return int(self._memory["counts"].sum()) if self._memory else 0
 
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the kept images and of their numbers."""
+        return {"images": (len(replicas), tasks, -1, pixels), "counts": (tasks,)} if tasks else {}
+
     def load_memory(self, memory: dict[str, Tensor]) -> None:
         """Take them back."""
         self._memory = dict(memory)

@@ -101,6 +101,11 @@ class EWC(Method):
         """Return precision and anchor of every shared parameter."""
         return self._memory
 
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of precision and anchor: those of the parameters."""
+        shared = self.shared(replicas.parameters) if tasks else {}
+        return {f"{kind}.{name}": tuple(shared[name].shape) for kind in ("precision", "anchor") for name in shared}
+
     def load_memory(self, memory: dict[str, Tensor]) -> None:
         """Take them back."""
         self._memory = dict(memory)

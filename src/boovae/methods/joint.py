@@ -59,6 +59,10 @@ class Joint(Method):
         """Return the number of images seen."""
         return sum(len(images) for images in self._kept.values())
 
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the kept images."""
+        return {"train": (-1, pixels), "valid": (-1, pixels)} if tasks else {}
+
     def load_memory(self, memory: dict[str, Tensor]) -> None:
         """Take the images back."""
         self._kept = dict(memory)

@@ -93,6 +93,15 @@ class MixtureMethod(Method):
         """Return pseudo-inputs, stored Gaussians and weights of all finished tasks."""
         return self._memory
 
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the stored components, for each task."""
+        if not tasks:
+            return {}
+        row, settings = (len(replicas), tasks, self.settings.components), self.settings
+        images, latents = (*row, pixels), (*row, settings.latent_dim)
+        shapes = dict(zip(ROW, (images, latents, latents, row), strict=True))
+        return {**shapes, "decoded": images} if self.penalties.stores_outputs else shapes
+
     def load_memory(self, memory: dict[str, Tensor]) -> None:
         """Take them back."""
         self._memory = dict(memory)

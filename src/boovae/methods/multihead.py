@@ -76,6 +76,11 @@ class Multihead(Method):
         """Return the frozen networks of finished tasks, {name: (R, T, ...)}."""
         return self._heads
 
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the frozen networks: those of the parameters, for each task."""
+        own = self._own(replicas.parameters) if tasks else {}
+        return {name: (len(tensor), tasks, *tensor.shape[1:]) for name, tensor in own.items()}
+
     def load_memory(self, memory: dict[str, Tensor]) -> None:
         """Take them back."""
         self._heads = dict(memory)

@@ -102,6 +102,11 @@ class SI(Method):
         """Return the importance of every shared parameter."""
         return {f"importance.{name}": tensor for name, tensor in self._importance.items()}
 
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the importances: those of the parameters."""
+        shared = self.shared(replicas.parameters) if tasks else {}
+        return {f"importance.{name}": tuple(tensor.shape) for name, tensor in shared.items()}
+
     def load_memory(self, memory: dict[str, Tensor]) -> None:
         """Take it back."""
         self._importance = {name.removeprefix("importance."): tensor for name, tensor in memory.items()}

@@ -14,18 +14,18 @@ import json
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boovae.errors import InputError
+from boovae.errors import InputError, RunError
+from boovae.files import write_file
 
 if TYPE_CHECKING:
     from boovae.data.tasks import Split, Stream
@@ -350,31 +350,23 @@ def _digest(state: dict[str, Tensor]) -> str:
 
 
 def _save(classifier: Classifier, path: Path, key: str) -> None:
-    """Write under a temporary name and rename; a cache that cannot be written only costs time."""
+    """Write it whole or not at all; a cache that cannot be written only costs time."""
     about = {
         "key": key,
-        "shape": list(classifier.shape),
         "classes": list(classifier.classes),
         "accuracy": classifier.accuracy,
         "digest": classifier.digest,
     }
     tensors = {name: tensor.cpu().contiguous() for name, tensor in classifier.state_dict().items()}
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(to_safetensors(tensors, metadata={"boovae": json.dumps(about)}))
-        temporary.replace(path)
-    except OSError as error:
+        write_file(path, to_safetensors(tensors, metadata={"boovae": json.dumps(about)}))
+    except RunError as error:
         log.warning("the classifier is not cached and will be trained again next time: %s", error)
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _load(path: Path, key: str) -> Classifier | None:
     """Return the cached classifier, or None if there is none or the file is damaged (with a warning)."""
-    if not path.exists():
+    if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
@@ -383,10 +375,10 @@ def _load(path: Path, key: str) -> Classifier | None:
         if about["key"] != key or about["digest"] != _digest(tensors):
             raise ValueError("its content is not what it says")
         with torch.random.fork_rng(devices=[]):
-            classifier = Classifier(about["shape"], about["classes"])
+            classifier = Classifier(json.loads(key)["shape"], about["classes"])
         classifier.load_state_dict(tensors)
         classifier.accuracy = float(about["accuracy"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except Exception as error:  # damaged files fail in too many ways to list
         log.warning("the cached classifier %s is damaged and is trained again: %s", path, error)
         return None
     classifier.eval().requires_grad_(False)

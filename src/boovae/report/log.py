@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,25 @@ import numpy as np
 import numpy.typing as npt
 
 from boovae.errors import InputError
+from boovae.files import read_file
 
 Floats = npt.NDArray[np.float64]
 
 PNG = b"\x89PNG\r\n\x1a\n"  # how a picture of a run folder begins
 MOST_TASKS = 10_000  # a larger task number is a broken file, and would ask for a huge table
+MOST_PIXELS = 10**8  # of one image
+LOG_BYTES = 1 << 30  # a hundred tasks of a thousand epochs take a tenth of it
+#: What later evaluations and the tables read of an evaluation, and the axes it has.
+EVALUATED = {
+    "nll.pooled": ("replicas",),
+    "nll.per_task": ("seen", "replicas"),
+    "nll.own": ("seen", "replicas"),
+    "nll.effective_samples": ("seen", "replicas"),
+    "forgetting.own": ("seen", "replicas"),
+    "diversity.table": ("replicas",),
+    "frechet.pooled": ("replicas",),
+    "classifier.accuracy": (),
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,13 @@ class Event:
             raise self.error(f"'{dotted}' must be a whole number from 0 to {below - 1}, got {value!r:.40}")
         return value
 
+    def text(self, dotted: str) -> str:
+        """Return a text."""
+        value = self.value(dotted)
+        if not isinstance(value, str):
+            raise self.error(f"'{dotted}' must be a text, got {value!r:.40}")
+        return value
+
     def texts(self, dotted: str) -> list[str]:
         """Return a list, its entries as text."""
         value = self.value(dotted)
@@ -83,14 +105,18 @@ class Event:
 def read_bytes(path: Path) -> bytes:
     """Return a file's content."""
     try:
-        return path.read_bytes()
+        return read_file(path, LOG_BYTES)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; check its permissions") from error
 
 
-def read_events(path: Path, notes: list[str]) -> Iterator[Event]:
-    """Yield the objects of a JSONL file; a torn last line becomes a note, a broken one before it an error."""
-    lines = [(number, line) for number, line in enumerate(read_bytes(path).split(b"\n"), start=1) if line.strip()]
+def read_events(path: Path, notes: list[str], length: int | None = None) -> Iterator[Event]:
+    """Yield the objects of a JSONL file, or of its first `length` bytes.
+
+    A torn last line becomes a note, a broken one before it an error.
+    """
+    content = read_bytes(path)[:length]
+    lines = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
     for number, line in lines:
         try:
             data = json.loads(line)
@@ -103,3 +129,54 @@ def read_events(path: Path, notes: list[str]) -> Iterator[Event]:
             message = f"{path}, line {number} is not a JSON object; restore the file, or remove that line"
             raise InputError(message) from error
         yield Event(f"{path}, line {number}", data)
+
+
+def check_events(events: list[Event], path: Path) -> None:
+    """Refuse a log that training, evaluation or a table on the terminal would stumble over."""
+    heads = [event for event in events if event.value("event") == "run"]
+    if len(heads) != 1 or events[0] is not heads[0]:
+        raise InputError(f"{path} must begin with its only 'run' event, found {len(heads)}; copy the whole run folder")
+    replicas = _check_head(heads[0])
+    for event in events[1:]:
+        kind = event.value("event")
+        if kind in ("extend", "task_start"):
+            event.task()
+            event.text("name")
+        if kind == "extend":
+            event.text("split.digest")
+            if event.value("source") is not None:
+                event.text("source")
+        if kind == "evaluation":
+            _check_evaluation(event, replicas)
+
+
+def _check_head(head: Event) -> int:
+    """Check what a trainer is made from; return the number of replicas."""
+    shape = head.value("shape")
+    if not isinstance(shape, list) or not 1 <= len(shape) <= 3:
+        raise head.error(f"'shape' must be one to three sizes, got {shape!r:.40}")
+    for place in range(len(shape)):
+        Event(head.where, {"shape": shape[place]}).integer("shape", below=MOST_PIXELS)
+    if not 0 < math.prod(shape) < MOST_PIXELS:
+        raise head.error(f"'shape' must have 1 to {MOST_PIXELS - 1} pixels, got {shape}")
+    if head.value("pixel_range") is not None:
+        low, high = head.array("pixel_range", 2)
+        if not low < high:
+            raise head.error("'pixel_range' must be a lower and a higher number")
+    for name in ("split.digest", "split.binarize"):
+        head.text(name)
+    head.texts("tasks")
+    return len(head.texts("seeds"))
+
+
+def _check_evaluation(event: Event, replicas: int) -> None:
+    seen = event.task() + 1
+    if event.integer("seen", below=MOST_TASKS + 1) != seen:
+        raise event.error(f"'seen' must be {seen}")
+    for name, shape in EVALUATED.items():
+        section = event.value(name.partition(".")[0])
+        if section is not None and event.value(name) is None:
+            raise event.error(f"'{name}' is missing")
+        event.array(name, *({"seen": seen, "replicas": replicas}[axis] for axis in shape))
+    if math.isnan(event.number("ledger.memory_bytes")):
+        raise event.error("'ledger.memory_bytes' must be a number")

@@ -11,6 +11,7 @@ from typing import Any
 
 from boovae.errors import InputError
 from boovae.files import write_file
+from boovae.report.log import check_events, read_bytes, read_events
 
 COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
 
@@ -18,12 +19,13 @@ COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
 def write_csv(run: Path, out: Path) -> Path:
     """Write all evaluations of a run folder to `out`; lines that start with # say how they were made."""
     try:
-        environment = json.loads((run / "environment.json").read_text())
-        events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    except (OSError, ValueError) as error:
+        environment = dict(json.loads(read_bytes(run / "environment.json")))
+        events = list(read_events(run / "metrics.jsonl", []))
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{run} is no readable run folder: {error}") from error
-    seeds = next(event["seeds"] for event in events if event["event"] == "run")
-    evaluations = [event for event in events if event["event"] == "evaluation"]
+    check_events(events, run / "metrics.jsonl")
+    seeds = events[0].data["seeds"]
+    evaluations = [event.data for event in events if event.value("event") == "evaluation"]
     head = {**environment, "seeds": " ".join(map(str, seeds)), "seconds": _seconds(run)}
     text = io.StringIO()
     text.writelines(f"# {name}: {value}\n" for name, value in head.items())
@@ -63,6 +65,6 @@ def rows(event: dict[str, Any], seeds: list[int]) -> Iterator[tuple[Any, ...]]:
 def _seconds(run: Path) -> str:
     """Return what training and evaluation took, all replicas together."""
     path = run / "timing.jsonl"
-    times = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    sums = {key: sum(time[f"{key}_seconds"] for time in times) for key in ("train", "evaluate")}
+    times = list(read_events(path, [])) if path.is_file() else []
+    sums = {key: sum(time.number(f"{key}_seconds") for time in times) for key in ("train", "evaluate")}
     return ", ".join(f"{key} {value:.1f}" for key, value in sums.items())

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from boovae.errors import InputError
-from boovae.files import write_file
+from boovae.errors import InputError, RunError
+from boovae.files import TEXT_BYTES, memory_share, read_file, write_file
 
 FORMAT = 1
 KEPT = 2
+_NAME = re.compile(r"(0|[1-9][0-9]*)\.(?:json|safetensors)")
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
@@ -34,13 +34,19 @@ def save_checkpoint(folder: Path, tensors: dict[str, Tensor], record: dict[str, 
     write_file(folder / f"{number}.safetensors", content)
     write_file(folder / f"{number}.json", json.dumps(head, indent=1).encode())
     kept = [*numbers, number][-KEPT:]
-    for path in folder.iterdir():  # also what a killed process left behind
-        if path.suffix == ".tmp" or (path.stem.isdigit() and int(path.stem) not in kept):
-            path.unlink(missing_ok=True)
+    try:
+        for path in folder.iterdir():  # also what a killed process left behind
+            match = _NAME.fullmatch(path.name)
+            if path.suffix == ".tmp" or (match and int(match.group(1)) not in kept):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot remove old checkpoints from {folder}: {error.strerror}; the newest is whole") from error
 
 
 def _checksum(content: bytes, record: dict[str, Any]) -> str:
-    return hashlib.blake2b(content + json.dumps(record, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.blake2b(content)
+    digest.update(json.dumps(record, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def load_checkpoint(
@@ -50,14 +56,15 @@ def load_checkpoint(
 
     A damaged one is passed over with a warning; that all are damaged is an error.
     """
-    numbers = _numbers(folder)
-    for number in reversed(numbers):
+    problem: _DamagedError | None = None
+    for number in reversed(_numbers(folder)):
         try:
             return _read(folder, number)
         except _DamagedError as damage:
             warn(f"{damage}; trying the checkpoint before it")
-    if numbers:
-        raise InputError(f"no checkpoint in {folder} can be read: start anew in another folder (--out)")
+            problem = damage
+    if problem is not None:
+        raise InputError(f"no checkpoint in {folder} can be read ({problem}): start anew in another folder (--out)")
     return None
 
 
@@ -66,24 +73,26 @@ class _DamagedError(Exception):
 
 
 def _numbers(folder: Path) -> list[int]:
-    names = (re.fullmatch(r"(\d{1,9})\.json", path.name) for path in folder.glob("*.json"))
+    names = (_NAME.fullmatch(path.name) for path in folder.glob("*.json"))
     return sorted(int(match.group(1)) for match in names if match)
 
 
 def _read(folder: Path, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = folder / f"{number}.json"
     try:
-        head = json.loads(path.read_bytes())
-        version, checksum, record = head["format"], head["checksum"], head["record"]
+        head = json.loads(read_file(path, TEXT_BYTES))
+        version, checksum, record = head["format"], head["checksum"], dict(head["record"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _DamagedError(f"{path} is damaged ({error})") from error
     if version != FORMAT:
-        raise InputError(f"{path} has format {version}; this version of boovae reads format {FORMAT}")
+        raise _DamagedError(f"{path} has format {version!r:.40}; this version of boovae reads format {FORMAT}")
     path = folder / f"{number}.safetensors"
     try:
-        content = path.read_bytes()
-        if _checksum(content, record) != checksum:
-            raise _DamagedError(f"{path} and {number}.json do not have the checksum that was written")
-        return load(content), record
-    except (OSError, SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
+        content = read_file(path, memory_share())
+        whole = _checksum(content, record) == checksum
+        tensors = load(content) if whole else {}
+    except Exception as error:  # tensors of a stranger fail in too many ways to list
         raise _DamagedError(f"{path} is damaged ({error})") from error
+    if not whole:
+        raise _DamagedError(f"{path} and {number}.json do not have the checksum that was written")
+    return tensors, record

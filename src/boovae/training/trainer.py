@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.errors import InputError
 from boovae.likelihoods import make_likelihood
 from boovae.machine import matmul_precision, one_thread
 from boovae.methods import TaskImages, make_method
@@ -22,6 +21,7 @@ from boovae.training.events import Event, Observer, divergence, epoch_end, task_
 from boovae.training.optim import Array, Control
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas
+from boovae.training.saved import MOST_TASKS, check, group, prefixed, put, refused, whole
 from boovae.vae import VAE
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Trainer:
     def _snapshot(self) -> dict[str, Tensor]:
         """Return what is kept and put back together: the model, and what the method tracks along its way."""
         tracked = self.engine.state if self.method.tracks else {}
-        return self._model_tensors(copy=False) | _prefixed("state", tracked)
+        return self._model_tensors(copy=False) | prefixed("state", tracked)
 
     def _recover(self, replica: int, images: TaskImages, observer: Observer) -> None:
         """Put a diverged replica back to its best snapshot with half the learning rate, or give it up."""
@@ -271,7 +271,7 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return everything needed to go on: tensors, and what JSON can hold."""
-        tensors = _prefixed("memory", self.method.memory()) | _prefixed("model", self._model_tensors(copy=False))
+        tensors = prefixed("memory", self.method.memory()) | prefixed("model", self._model_tensors(copy=False))
         record: dict[str, Any] = {
             "sizes": self.sizes,
             "frozen": self.frozen.tolist(),
@@ -280,58 +280,61 @@ class Trainer:
         }
         if self.control is not None:
             engine = self.engine
-            tensors |= _prefixed("start", self._start) | _prefixed("best", self._best)
-            tensors |= _prefixed("first", engine.first) | _prefixed("second", engine.second)
-            tensors |= _prefixed("totals", engine.totals) | {"steps": engine.steps}
-            tensors |= _prefixed("control", self.control.tensors())
+            tensors |= prefixed("start", self._start) | prefixed("best", self._best)
+            tensors |= prefixed("first", engine.first) | prefixed("second", engine.second)
+            tensors |= prefixed("totals", engine.totals) | {"steps": engine.steps}
+            tensors |= prefixed("control", self.control.tensors())
             if self.method.tracks:
-                tensors |= _prefixed("state", self.method.state())
+                tensors |= prefixed("state", self.method.state())
             record |= {"epoch": self.epoch, "block": self.block}
         return tensors, record
 
     def load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Take back what `state` returned; `learn` then goes on with the task it was in."""
-        try:
+        with refused():
             self._load_state(tensors, record)
-        except KeyError as missing:
-            raise InputError(
-                f"the checkpoint lacks {missing}: it is not whole; start anew in another folder (--out)"
-            ) from missing
 
     def _load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        self.sizes = list(record["sizes"])
-        self.frozen = np.array(record["frozen"], dtype=bool)
+        count = len(self.replicas)
+        sizes, frozen, in_task = record["sizes"], record["frozen"], record["in_task"]
+        check("sizes", sizes, all(whole(size) and size > 0 for size in sizes) and len(sizes) <= MOST_TASKS)
+        check("frozen", frozen, len(frozen) == count and all(isinstance(one, bool) for one in frozen))
+        for name in ("task_steps", "epoch", "block") if in_task else ("task_steps",):
+            check(name, record[name], whole(record[name]) and record[name] >= 0)
+        self.sizes, self.frozen = list(sizes), np.array(frozen, dtype=bool)
         self.task_steps = record["task_steps"]
         self.method.see(len(self.sizes))
-        self.method.load_memory({name: tensor.to(self.device) for name, tensor in _part(tensors, "memory").items()})
+        self._load_memory(group(tensors, "memory"))
         self.replicas.initialise()  # with the capacities of the tasks seen
-        self._load_model(_part(tensors, "start" if record["in_task"] else "model"))
-        if record["in_task"]:
-            self.control = Control.from_tensors(_part(tensors, "control"))
+        self._load_model(group(tensors, "start" if in_task else "model"))
+        if in_task:
+            self.control = Control.from_tensors(group(tensors, "control"))
+            for name, values in self.control.tensors().items():
+                check(f"control/{name}", tuple(values.shape), values.shape == (count,))
             self.epoch, self.block = record["epoch"], record["block"]
-            self._best = {name: tensor.to(self.device) for name, tensor in _part(tensors, "best").items()}
+            self._best = {name: tensor.to(self.device) for name, tensor in group(tensors, "best").items()}
             self._resume = lambda: self._load_progress(tensors)
+
+    def _load_memory(self, memory: dict[str, Tensor]) -> None:
+        self.method.check_memory(memory, self.replicas, len(self.sizes), math.prod(self.shape))
+        self.method.load_memory({name: tensor.to(self.device) for name, tensor in memory.items()})
 
     def _load_progress(self, tensors: dict[str, Tensor]) -> None:
         """Put back what a task had reached; called once the method has begun it anew from its starting point."""
-        self._load_model(_part(tensors, "model"))
-        self.engine.steps.copy_(tensors["steps"])
-        for name, tensor in _part(tensors, "state").items():
-            self.engine.state[name].copy_(tensor)
-        for moments, saved in ((self.engine.first, "first"), (self.engine.second, "second")):
-            for name, tensor in _part(tensors, saved).items():
-                moments[name].copy_(tensor)
-        self.engine.totals = {name: tensor.to(self.device) for name, tensor in _part(tensors, "totals").items()}
+        engine = self.engine
+        with refused():
+            self._load_model(group(tensors, "model"))
+            put({"steps": engine.steps}, tensors)
+            put(engine.state if self.method.tracks else {}, group(tensors, "state"))
+            put(engine.first, group(tensors, "first"))
+            put(engine.second, group(tensors, "second"))
+            put({name: torch.empty_like(tensor) for name, tensor in self._snapshot().items()}, self._best)
+            totals = group(tensors, "totals")
+            put({name: torch.empty_like(self.engine.rate) for name in totals}, totals)
+            engine.totals = {name: tensor.to(self.device) for name, tensor in totals.items()}
 
     def _load_model(self, saved: dict[str, Tensor]) -> None:
-        for name, tensor in self._model_tensors(copy=False).items():
-            if name not in saved or saved[name].shape != tensor.shape:
-                found = tuple(saved[name].shape) if name in saved else "missing"
-                raise InputError(
-                    f"the checkpoint does not fit these settings: tensor '{name}' is {found}, "
-                    f"not {tuple(tensor.shape)}; continue with the configuration it was made with"
-                )
-            tensor.copy_(saved[name])
+        put(self._model_tensors(copy=False), saved)
 
 
 def _to_host(train: dict[str, Tensor], valid: dict[str, Tensor]) -> dict[str, dict[str, Array]]:
@@ -341,12 +344,3 @@ def _to_host(train: dict[str, Tensor], valid: dict[str, Tensor]) -> dict[str, di
         "train": dict(zip(train, flat, strict=False)),
         "valid": dict(zip(valid, flat[len(train) :], strict=True)),
     }
-
-
-def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    start = f"{prefix}/"
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

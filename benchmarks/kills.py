@@ -1,0 +1,300 @@
+"""Runs that are killed again and again, and must end with the bytes of a run that nobody killed.
+
+A life of a run is a process of its own, started by a fork server that has imported everything, so that a kill costs
+little. Half of the kills come at a random time. The others come at a moment that a life is told beforehand, where it
+stops and waits for SIGKILL: in the middle of learning a component, of an evaluation, of a write (the temporary file cut
+to a random length, as a power cut leaves it), or between two files of a checkpoint. The moments are patched into the
+life from here; the package knows nothing of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import boovae.cli
+import boovae.run
+from boovae.cli import main
+
+SMALL = (
+    "--dataset digits --net mlp:24 --latent-dim 4 --limit 40 --tasks 3 --batch-size 8 --replicas 2 --epochs 12 "
+    "--early-stop 100 --components 4 --samples 200 --generated 100 --quiet --resume auto"
+)
+#: The runs that are killed: a name, and what follows `boovae train`.
+RUNS = {
+    "boo+distill": "--method boo+distill --boo-steps 20 --boo-until 8 --distill-latents 20",
+    "boo, paper": "--method boo --preset paper --boo-steps 20",
+    "ewc": "--method ewc --binarize dynamic",
+    "coreset": "--method coreset --coreset-images 5",
+    "vcl": "--method vcl",
+}
+#: What a life has imported when it begins; without that it would do little else.
+IMPORTED = [
+    "kills",
+    "boovae.report.html",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "matplotlib.pyplot",
+    "PIL.Image",
+    "jinja2",
+]
+#: Seconds between two checkpoints of a life: many, so that kills come between any two.
+CHECKPOINT_SECONDS = 0.05
+#: Longest wait for a life that should be going on.
+PATIENCE = 300.0
+
+# --- the moments ----------------------------------------------------------------------------------------------------
+
+Stop = Callable[[], None]
+
+
+def _counted(module: str, name: str, number: int, stop: Stop) -> None:
+    """Let the `number`-th call of a function stop the life before it does anything."""
+    place: Any = importlib.import_module(module)
+    *path, last = name.split(".")
+    for part in path:
+        place = getattr(place, part)
+    function, calls = getattr(place, last), 0
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            stop()
+        return function(*arguments, **options)
+
+    setattr(place, last, patched)
+
+
+def _component(number: int, stop: Stop) -> None:
+    _counted("boovae.boosting", "adam_step", 13 * number, stop)
+
+
+def _evaluation(number: int, stop: Stop) -> None:
+    _counted("boovae.metrics.evaluation", "_forgetting" if number % 2 else "generate", 1 + number // 2, stop)
+
+
+def _task_end(number: int, stop: Stop) -> None:
+    _counted("boovae.run", "Run.checkpoint", number, stop)
+
+
+def _rename(number: int, stop: Stop) -> None:
+    _counted("pathlib", "Path.replace", number, stop)
+
+
+def _write(number: int, stop: Stop) -> None:
+    sync, calls = os.fsync, 0
+
+    def patched(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            path = Path(f"/proc/self/fd/{descriptor}")
+            if path.resolve().suffix == ".tmp" and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.truncate(path, random.randrange(os.fstat(descriptor).st_size + 1))
+            stop()
+        sync(descriptor)
+
+    setattr(os, "fsync", patched)  # noqa: B010 - no assignment that a type checker would believe
+
+
+#: Where a life stops to be killed, by the number of the call; runs without components never reach the first.
+MOMENTS: dict[str, Callable[[int, Stop], None]] = {
+    "component": _component,
+    "evaluation": _evaluation,
+    "write": _write,
+    "rename": _rename,
+    "checkpoint": _task_end,
+}
+ANY_TIME = "any time"
+
+
+# --- a life ---------------------------------------------------------------------------------------------------------
+
+
+def live(words: list[str], output: str, moment: str | None, number: int, waiting: Connection) -> None:
+    """Be a process that runs a command of boovae, perhaps up to a moment; called in the new process."""
+    os.setsid()  # what it starts dies with it
+    descriptor = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    boovae.run.CHECKPOINT_SECONDS = CHECKPOINT_SECONDS
+
+    def stop() -> None:
+        waiting.send_bytes(b"here")
+        time.sleep(PATIENCE)
+
+    if moment in MOMENTS:
+        MOMENTS[moment](number, stop)
+    main(words)
+
+
+@dataclass
+class Tally:
+    """What was counted: kills by moment, runs that ended as they should, and what went wrong."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    identical: int = 0
+    losses: list[str] = field(default_factory=list)
+
+
+class Killer:
+    """Starts lives and ends them."""
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(IMPORTED)
+
+    def run(self, words: list[str], output: Path, moment: str | None = None, seconds: float = 1.0) -> int:
+        """Let a command live; kill it at a moment, or after so many seconds. Return its exit code, -9 if killed."""
+        parent, child = self.context.Pipe(duplex=False)
+        number = self.random.randint(1, 8)
+        life = self.context.Process(target=live, args=(words, str(output), moment, number, child))
+        life.start()
+        child.close()
+        pid = life.pid or 0
+        try:
+            reached = parent.poll(seconds if moment == ANY_TIME else PATIENCE)
+            if moment is not None and (reached or moment == ANY_TIME) and life.is_alive():
+                time.sleep(self.random.uniform(0, 0.01))
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+            life.join(PATIENCE)
+            return -1 if life.exitcode is None else life.exitcode
+        finally:
+            with suppress(ProcessLookupError):  # also what a life has started
+                os.killpg(pid, signal.SIGKILL)
+            life.join()
+            parent.close()
+
+
+def moments(method: str) -> Iterator[str]:
+    """Yield where to kill next, for ever: half of the kills at any time."""
+    special = [moment for moment in MOMENTS if moment != "component" or method.startswith("boo")]
+    while True:
+        for moment in special:
+            yield moment
+            yield ANY_TIME
+
+
+def drill_run(
+    killer: Killer, name: str, words: list[str], kills: int, tally: Tally, same: Callable[[Path, Path], str]
+) -> None:
+    """Kill a command at least `kills` times, over as many runs of it as that takes; each must end like the whole one.
+
+    `words` hold {out}, the folder; `same` says how two folders differ.
+    """
+    home = killer.folder / name.replace(", ", "-")
+    home.mkdir(parents=True)
+
+    def command(out: Path) -> list[str]:
+        return [word.replace("{out}", str(out)) for word in words]
+
+    whole, output = home / "whole", home / "output.txt"
+    began = time.monotonic()
+    if killer.run(command(whole), output) != 0:
+        tally.losses.append(f"{name}: the run that nobody kills fails; see {output}")
+        return
+    seconds, done, where = time.monotonic() - began, 0, moments(name)
+    for attempt in range(kills):
+        if done >= kills:
+            return
+        out = home / f"killed-{attempt}"
+        while True:
+            moment = next(where) if done < kills else None
+            code = killer.run(command(out), output, moment, killer.random.uniform(0.1, 0.5) * seconds)
+            if code == -signal.SIGKILL and moment is not None:
+                tally.kills[moment] += 1
+                done += 1
+            else:
+                break
+        problem = same(whole, out) if code == 0 else f"ended with {code} after a kill; see {output}"
+        if problem:
+            tally.losses.append(f"{name}, {out.name}: {problem}")
+        else:
+            tally.identical += 1
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------
+
+
+def difference(whole: Path, killed: Path) -> str:
+    """Say how two run folders differ, in nothing but what a clock says: weights, log, components, pictures."""
+    one, other = _content(whole), _content(killed)
+    different = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    return f"differs in {', '.join(different)}" if different else ""
+
+
+def _content(run: Path) -> dict[str, bytes]:
+    """Return the files of a run that must repeat; of the checkpoints the newest, without its clock."""
+    clocks = ("timing.jsonl", "environment.json", "report.html", ".lock")
+    files = {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and path.name not in clocks and path.parent.name != "checkpoint"
+    }
+    newest = max((run / "checkpoint").glob("*.json"), key=lambda path: int(path.stem))
+    record = json.loads(newest.read_bytes())["record"] | {"task_seconds": 0}
+    return files | {
+        "checkpoint (tensors)": newest.with_suffix(".safetensors").read_bytes(),
+        "checkpoint (record)": json.dumps(record, sort_keys=True).encode(),
+    }
+
+
+def kill_training(folder: Path, kills: int, runs: dict[str, str], *, device: str = "cpu", seed: int = 0) -> Tally:
+    """Kill every run of `runs`, each its share of the kills."""
+    killer, tally = Killer(folder, seed), Tally()
+    for name, own in runs.items():
+        words = ["train", *SMALL.split(), *own.split(), "--device", device, "--out", "{out}"]
+        drill_run(killer, name, words, -(-kills // len(runs)), tally, difference)
+    return tally
+
+
+# --- the bench, where there is one ----------------------------------------------------------------------------------
+
+
+BENCH = "bench paper --quick --methods standard ewc boo --tasks 2 --replicas 1 --workers 1 --quiet"
+
+
+def kill_bench(folder: Path, kills: int, seed: int = 0) -> Tally | None:
+    """Kill `boovae bench`; its cells must end like those of one that nobody killed. None without such a command."""
+    if "bench" not in boovae.cli.VERBS:
+        return None
+    killer, tally = Killer(folder, seed), Tally()
+    folder.mkdir(parents=True)
+    (folder / "bench.toml").write_text('net = "mlp:24"\nlatent_dim = 4\nepochs = 8\nlimit = 40\nsamples = 100\n')
+    words = [
+        *BENCH.split(),
+        "--config",
+        str(folder / "bench.toml"),
+        "--out",
+        "{out}/cells",
+        "--results",
+        "{out}/results",
+    ]
+    drill_run(killer, "bench", words, kills, tally, _bench_difference)
+    return tally
+
+
+def _bench_difference(whole: Path, killed: Path) -> str:
+    cells = sorted(path.parent.name for path in (whole / "cells").glob("*/config.toml"))
+    found = sorted(path.parent.name for path in (killed / "cells").glob("*/config.toml"))
+    if cells != found or not cells:
+        return f"has cells {found}, not {cells}"
+    differences = {cell: difference(whole / "cells" / cell, killed / "cells" / cell) for cell in cells}
+    return "; ".join(f"{cell} {problem}" for cell, problem in differences.items() if problem)

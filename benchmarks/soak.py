@@ -1,0 +1,134 @@
+"""Two hundred tasks in sequence: does a run get slower or larger than its method says?
+
+Every task is a handful of digits; the classes come round again and again. After each task the time it took and the
+memory of the process are noted. What may grow is what the method keeps: nothing for `standard` and `ewc`, a few images
+per task for `coreset` and the components of the prior for `boo+distill`. The evaluation after each task looks at all
+tasks seen: for every method its time grows with their number, and so does its entry in the log, which the process
+remembers.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from boovae.config import resolve
+from boovae.data import Stream, load_stream
+from boovae.progress import Silent
+from boovae.run import train
+
+#: Growth in bytes of a process per task, beyond what the method and the log explain, that counts as a leak.
+LEAK = 64 << 10
+#: What the allocator may take at first, bytes in all.
+ONCE = 4 << 20
+#: Bytes in memory for each byte of an evaluation in the log: a number is an object in a list of its own.
+REMEMBERED = 10
+SETTINGS: dict[str, Any] = {
+    "net": "mlp:8",
+    "latent_dim": 3,
+    "epochs": 1,
+    "batch_size": 8,
+    "components": 2,
+    "samples": 1,
+    "boo_steps": 1,
+    "boo_until": 1,
+    "distill_latents": 4,
+    "coreset_images": 2,
+}
+#: The methods, and whether the time of a task may grow with the number of tasks.
+METHODS = {"standard": False, "ewc": False, "coreset": True, "boo+distill": True}
+
+
+@dataclass(frozen=True)
+class Soak:
+    """What a method showed: bytes per task beyond its memory, and how the time of a task grew."""
+
+    method: str
+    tasks: int
+    resident: list[int]  # bytes of the process after each task
+    device: list[int]  # bytes allocated on the GPU
+    seconds: list[float]  # training of each task, without its evaluation
+    kept: int  # bytes that the method keeps in the end
+    logged: list[int]  # bytes of each evaluation in the log
+
+    @property
+    def leak(self) -> float:
+        """Bytes per task that stayed beyond what method and log explain, over the last three quarters."""
+        log = np.cumsum(self.logged) * REMEMBERED
+        return (
+            _slope([own - int(noted) for own, noted in zip(self.resident, log, strict=True)]) - self.kept / self.tasks
+        )
+
+    @property
+    def device_leak(self) -> float:
+        """Bytes per task that stayed on the GPU beyond what the method keeps."""
+        return _slope(self.device) - self.kept / self.tasks
+
+    @property
+    def growth(self) -> float:
+        """How many times longer the last tenth of the tasks took than the second tenth."""
+        tenth = max(1, self.tasks // 10)
+        return float(np.median(self.seconds[-tenth:]) / np.median(self.seconds[tenth : 2 * tenth]))
+
+    @property
+    def problem(self) -> str:
+        """Say what is not as promised."""
+        if max(self.leak, self.device_leak) > LEAK + ONCE / self.tasks:
+            return f"{self.method}: {max(self.leak, self.device_leak):,.0f} bytes per task leak"
+        if self.growth > (1.5 * self.tasks / (0.15 * self.tasks) if METHODS[self.method] else 2.0):
+            return f"{self.method}: the last tasks took {self.growth:.1f} times as long as the first"
+        return ""
+
+
+def _slope(values: list[int]) -> float:
+    """Return the growth per task over the last three quarters, by the median of the slopes between far points."""
+    rest = np.array(values[len(values) // 4 :], dtype=np.float64)
+    half = len(rest) // 2
+    return float(np.median((rest[half : 2 * half] - rest[:half]) / half)) if half else 0.0
+
+
+class _Meter(Silent):
+    """Notes the memory of the process when a task begins."""
+
+    def __init__(self, device: str) -> None:
+        self.resident: list[int] = []
+        self.allocated: list[int] = []
+        self.cuda = device != "cpu"
+
+    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+        """Note it once what is dead is gone."""
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.resident.append(pages * resource.getpagesize())
+        self.allocated.append(torch.cuda.memory_allocated() if self.cuda else 0)
+
+
+def digits_again(tasks: int, images: int = 12) -> Stream:
+    """Return a stream of so many small tasks: the ten digits again and again, other images each time."""
+    pool = [
+        torch.cat([task.train.images, task.valid.images, task.test.images]).numpy() for task in load_stream("digits")
+    ]
+    chance = np.random.default_rng(0)
+    parts = [pool[task % 10][chance.choice(len(pool[task % 10]), images, replace=False)] for task in range(tasks)]
+    return Stream.from_tasks([part.reshape(-1, 8, 8) for part in parts], valid=1, test=1)
+
+
+def soak(method: str, tasks: int, device: str = "cpu") -> Soak:
+    """Learn so many tasks with one method, in a folder that is thrown away."""
+    settings = resolve({**SETTINGS, "dataset": "arrays", "method": method})
+    meter = _Meter(device)
+    with tempfile.TemporaryDirectory() as home:
+        run = train(settings, digits_again(tasks), Path(home) / "run", device=device, metrics=("nll",), display=meter)
+        times = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+        lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"evaluation"' in line]
+    kept = json.loads(lines[-1])["ledger"]["memory_bytes"]
+    seconds = [time["train_seconds"] for time in times]
+    return Soak(method, tasks, meter.resident, meter.allocated, seconds, kept, [len(line) for line in lines])
