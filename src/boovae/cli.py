@@ -184,7 +184,7 @@ def datasets(arguments: Datasets) -> None:
     rows = []
     for name, info in DATASETS.items():
         where = info.where(arguments.data_dir)
-        present = "embedded" if not info.files else str(where) if info.is_present(arguments.data_dir) else "not here"
+        present = "embedded" if info.embedded else str(where) if info.is_present(arguments.data_dir) else "not here"
         rows.append((name, info.description, info.licence, present))
     rows += [(name, text, "", "yours") for name, text in PATH_FORMS.items()]
     print_rows(("dataset", "what", "licence", "on this disk"), rows)

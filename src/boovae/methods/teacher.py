@@ -17,7 +17,8 @@ from boovae.vae import VAE, Bound
 class Teacher:
     """All parameters, the prior's too, as they were before the task, and how much the past counts.
 
-    Buffers are not copied: what priors store of finished tasks stays as it is while a task is learned.
+    Of the buffers only the networks' are copied (statistics of batch normalisation): what priors store of finished
+    tasks stays as it is while a task is learned.
     """
 
     def __init__(self) -> None:
@@ -27,14 +28,15 @@ class Teacher:
     def freeze(self, replicas: Replicas, task: TaskImages, weight: Tensor) -> None:
         """Take a copy; `weight` (R,) is scaled by (images before / images now)."""
         self._replicas = replicas
-        self.state = {name: tensor.clone() for name, tensor in replicas.parameters.items()}
+        statistics = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
+        self.state = {name: tensor.clone() for name, tensor in (replicas.parameters | statistics).items()}
         self.state["weight"] = weight * (task.images_before / task.own_images)
 
     def answer(self, model: VAE, state: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(teacher, *arguments)` of one replica, without gradient; `model` is the current one."""
-        parameters = {name: tensor for name, tensor in state.items() if name != "weight"}
+        frozen = {name: tensor for name, tensor in state.items() if name != "weight"}
         with torch.no_grad():
-            return self._replicas.call({**parameters, **dict(model.named_buffers())}, function, *arguments)
+            return self._replicas.call({**dict(model.named_buffers()), **frozen}, function, *arguments)
 
 
 def bound_before(model: VAE, x: Tensor, noise: Tensor) -> Bound:
