@@ -56,7 +56,8 @@ def decode_pictures(
     `progress` is told how many more are done. What is wrong with a picture is raised with its name.
     """
     np.lib.format.open_memmap(out, "w+", np.uint8, (len(files), 3, view.side, view.side)).flush()
-    count = max(1, min(workers or os.cpu_count() or 1, len(files)))
+    # A process takes a moment to start: a few pictures are not worth a second one.
+    count = workers or max(1, min(os.cpu_count() or 1, len(files) // REPORT))
     bounds = [len(files) * part // count for part in range(count + 1)]
     common = {"folder": str(folder), "out": str(out), "view": view}
     jobs = [{**common, "first": a, "files": list(files[a:b])} for a, b in itertools.pairwise(bounds)]
