@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boovae.config import Settings, resolve
 from boovae.data import Split, Task
-from boovae.machine import source_commit
+from boovae.machine import matmul_precision, source_commit
 from boovae.metrics.likelihood import log_likelihood
 from boovae.training.engine import capture
-from boovae.training.trainer import Event, Trainer, matmul_precision
+from boovae.training.trainer import Event, Trainer
 from boovae.vae import VAE
 
 PIXELS, WIDTH, LATENT, BATCH, IMAGES = 784, 300, 40, 250, 5500

@@ -37,8 +37,10 @@ class Configured(Computes):
 class Measures(Computes):
     """What every command takes that ends with an evaluation."""
 
-    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
-    """What to measure after each task."""
+    metric: tuple[Literal["nll", "diversity", "frechet", "fid"], ...] = ("nll", "diversity", "frechet")
+    """What to measure after each task; frechet and fid both mean distances on the features named below."""
+    features: tuple[str, ...] = ("classifier",)
+    """Networks for distances: classifier, efficientnet-lite0, inception, inception:FILE, torchscript:FILE."""
     quiet: bool = False
     """Show nothing but the result."""
     json: bool = False

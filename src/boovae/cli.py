@@ -41,6 +41,8 @@ def train(arguments: Train) -> None:
         compile=arguments.compile,
         resume=arguments.resume,
         metrics=arguments.metric,
+        features=arguments.features,
+        data_dir=arguments.data_dir,
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )
@@ -60,6 +62,7 @@ def extend(arguments: Extend) -> None:
         device=arguments.device,
         compile=arguments.compile,
         metrics=arguments.metric,
+        features=arguments.features,
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )
@@ -98,10 +101,13 @@ def tune(arguments: Tune) -> None:
 def evaluate(arguments: Eval) -> None:
     """Measure a model again."""
     from boovae.metrics.evaluation import evaluate as measure
+    from boovae.metrics.features import check_names
+    from boovae.metrics.judges import Judges, judge
     from boovae.progress import make_display
     from boovae.recall import recall
-    from boovae.run import judge, load_trainer
+    from boovae.run import load_trainer
 
+    check_names(arguments.features)
     display = make_display(quiet=arguments.quiet)
     run, trainer = load_trainer(arguments.run, arguments.device, display)
     with run:
@@ -115,9 +121,19 @@ def evaluate(arguments: Eval) -> None:
         trainer.settings = dataclasses.replace(trainer.settings, **changed)
         if past.missing:
             display.note(past.explain())
-        classifier = None if past.stream is None else judge(past.stream, trainer, arguments.metric, display)
+        judges = Judges()
+        if past.stream is not None:
+            judges = judge(past.stream, trainer, arguments.metric, display, arguments.features, arguments.data_dir)
         history = run.events("evaluation")[: trainer.tasks_done - 1]
-        event = measure(trainer, tasks, classifier, history, metrics=arguments.metric, progress=display.evaluating)
+        event = measure(
+            trainer,
+            tasks,
+            judges.classifier,
+            history,
+            metrics=arguments.metric,
+            references=judges.references,
+            progress=display.evaluating,
+        )
     if arguments.json:
         print(json.dumps(event))
     else:

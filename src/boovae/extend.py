@@ -19,9 +19,11 @@ from boovae.files import write_file
 from boovae.machine import choose_device, environment
 from boovae.metrics.cost import ledger
 from boovae.metrics.evaluation import METRICS
+from boovae.metrics.features import check_names
+from boovae.metrics.judges import Judges, judge
 from boovae.progress import Display
 from boovae.recall import Past, load_data, recall
-from boovae.run import Run, advance, judge, make_trainer, signals
+from boovae.run import Run, advance, make_trainer, signals
 from boovae.training.trainer import Event, Trainer
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def extend(
     device: str = "auto",
     compile: Literal["auto", "on", "off"] = "auto",
     metrics: Sequence[str] = METRICS,
+    features: Sequence[str] = ("classifier",),
     display: Display | None = None,
     command: str = "",
 ) -> Path:
@@ -44,6 +47,7 @@ def extend(
 
     An extension that was stopped goes on where it was. Returns the folder.
     """
+    check_names(features)
     chosen = choose_device(device)
     with Run.open(folder, display) as run, signals(run):
         plan = _plan(run, _source(data), name, data_dir)
@@ -54,8 +58,10 @@ def extend(
             _begin(run, trainer, plan, command)
         plan.past.add([plan.event["name"]], plan.stream)
         together = plan.past.stream
-        classifier = None if together is None else judge(together, trainer, metrics, run.display)
-        advance(run, trainer, plan.past.tasks, classifier, metrics)
+        judges = Judges()
+        if together is not None:
+            judges = judge(together, trainer, metrics, run.display, features, data_dir)
+        advance(run, trainer, plan.past.tasks, judges, metrics)
         return folder
 
 

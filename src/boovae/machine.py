@@ -1,4 +1,4 @@
-"""The machine a run is made on: its device, its versions, the commit of the source."""
+"""The machine a run is made on: its device and how it computes, its versions, the commit of the source."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,27 @@ def environment(device: torch.device, compiled: bool, command: str) -> dict[str,
         "commit": source_commit(),
         "command": command or " ".join(sys.argv),
     }
+
+
+@contextmanager
+def matmul_precision(device: torch.device) -> Iterator[None]:
+    """Let products use TF32 on a GPU, and only while we train; convolutions sum in the same order every time."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=True):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def one_thread(*, when: bool) -> Iterator[None]:
+    """Compute on one core: tensors of small networks are not worth dividing, and results do not depend on the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if when else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -20,6 +20,8 @@ from boovae.files import write_file
 from boovae.inspect import has_components, save_components
 from boovae.machine import choose_device, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
+from boovae.metrics.features import check_names
+from boovae.metrics.judges import Judges, judge
 from boovae.progress import Display, Silent
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from boovae.training.trainer import Event, Interrupted, Trainer
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from boovae.data import Stream, Task
-    from boovae.metrics.classifier import Classifier
 
 #: Seconds between two checkpoints within a task: at most this much work is ever repeated.
 CHECKPOINT_SECONDS = 30.0
@@ -196,6 +197,8 @@ def train(
     compile: Literal["auto", "on", "off"] = "auto",
     resume: Literal["auto", "always", "never"] = "auto",
     metrics: Sequence[str] = METRICS,
+    features: Sequence[str] = ("classifier",),
+    data_dir: Path | None = None,
     display: Display | None = None,
     command: str = "",
 ) -> Path:
@@ -203,6 +206,7 @@ def train(
 
     A run that was stopped goes on where it was. Returns the folder.
     """
+    check_names(features)
     chosen = choose_device(device)
     planned = _planned(stream, settings)
     trainer = Trainer(
@@ -220,13 +224,12 @@ def train(
         if len(run.events("evaluation")) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
-        advance(run, trainer, planned, judge(planned, trainer, metrics, run.display), metrics)
+        judges = judge(planned, trainer, metrics, run.display, features, data_dir)
+        advance(run, trainer, planned, judges, metrics)
         return out
 
 
-def advance(
-    run: Run, trainer: Trainer, tasks: Sequence[Task | None], classifier: Classifier | None, metrics: Sequence[str]
-) -> None:
+def advance(run: Run, trainer: Trainer, tasks: Sequence[Task | None], judges: Judges, metrics: Sequence[str]) -> None:
     """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log.
 
     A finished task is None where its images are not at hand.
@@ -239,9 +242,10 @@ def advance(
             event = evaluate(
                 trainer,
                 tasks[: trainer.tasks_done],
-                classifier,
+                judges.classifier,
                 evaluations,
                 metrics=metrics,
+                references=judges.references,
                 progress=progress,
             )
             evaluations.append(event)
@@ -342,15 +346,6 @@ def _check_stream(run: Run, stream: Stream) -> None:
         raise InputError(
             f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out"
         )
-
-
-def judge(stream: Stream, trainer: Trainer, metrics: Sequence[str], display: Display) -> Classifier | None:
-    """Return the classifier that diversity and Fréchet distance need; one class alone needs none."""
-    from boovae.metrics.classifier import trained_classifier
-
-    if not {"diversity", "frechet"} & set(metrics) or len(stream.full.class_names) < 2:
-        return None
-    return trained_classifier(stream, device=trainer.device, progress=display.note)
 
 
 def _watched(run: Run) -> Callable[[float], None]:

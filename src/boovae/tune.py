@@ -20,8 +20,9 @@ import torch
 from boovae.config import Settings, from_mapping
 from boovae.errors import InputError
 from boovae.files import write_file
+from boovae.machine import matmul_precision
 from boovae.metrics.evaluation import log_likelihood_of_tasks
-from boovae.training.trainer import Event, Trainer, matmul_precision
+from boovae.training.trainer import Event, Trainer
 
 if TYPE_CHECKING:
     from boovae.data import Stream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from boovae.augment import colour_jitter
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.likelihoods import make_likelihood
+from boovae.machine import matmul_precision, one_thread
 from boovae.methods import TaskImages, make_method
 from boovae.methods.base import default_prior
 from boovae.nets import make_nets
@@ -25,8 +25,6 @@ from boovae.training.replicas import Replicas
 from boovae.vae import VAE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from boovae.data import Task
 
 Event = dict[str, Any]
@@ -143,7 +141,7 @@ class Trainer:
 
     def learn(self, task: Task, observer: Observer) -> None:
         """Learn one task; continues in its middle if `load_state` put us there."""
-        with matmul_precision(self.device), _one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
+        with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
             resumed = self.control is not None
             if not resumed:
@@ -435,27 +433,3 @@ def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-
-@contextmanager
-def matmul_precision(device: torch.device) -> Iterator[None]:
-    """Let products use TF32 on a GPU, and only while we train; convolutions sum in the same order every time."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=True):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def _one_thread(*, when: bool) -> Iterator[None]:
-    """Compute on one core: tensors of small networks are not worth dividing, and results do not depend on the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if when else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
