@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from boovae.cli import main
 from boovae.data import DATASETS, load_stream
 from boovae.data.celeba import HAIR, VIEWS, read_celeba
 from boovae.decode import decode_pictures, decoded
@@ -108,6 +109,17 @@ def test_a_prepared_file_is_enough(first: bool, folder: Path, tmp_path: Path) ->
     np.savez_compressed(path, images=images, labels=data.labels)
     with pytest.raises(InputError, match=r"celeba_32\.npz.*split"):
         load_stream("celeba", data_dir=tmp_path / "other")
+
+
+def test_a_packed_dataset_is_the_same_dataset(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "packed" / "celeba" / "celeba_32.npz"
+    main(["datasets", "--pack", "celeba", "--out", str(out), "--data-dir", str(folder)])
+    assert capsys.readouterr().out.strip() == str(out)
+    packed = load_stream("celeba", data_dir=tmp_path / "packed")
+    assert packed.digest == load_stream("celeba", data_dir=folder).digest
+    main(["datasets", "--pack", "digits", "--out", str(tmp_path / "digits.npz")])
+    digits = load_stream(f"npz:{tmp_path / 'digits.npz'}")
+    assert digits.split_record["sizes"] == load_stream("digits").split_record["sizes"]
 
 
 def test_presence_is_known_without_reading(folder: Path, tmp_path: Path) -> None:

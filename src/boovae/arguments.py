@@ -155,10 +155,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Datasets:
-    """List the datasets: what they are, where they come from, whether they are on this disk."""
+    """List the datasets: what they are, where they come from, whether they are on this disk; or pack one."""
 
     data_dir: Path | None = None
     """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    pack: str | None = None
+    """Write this dataset, decoded and split, into one NumPy file instead."""
+    out: Path | None = None
+    """The file to write; DATASET.npz if not given."""
 
 
 @dataclass(frozen=True)

@@ -195,8 +195,11 @@ def report(arguments: Report) -> None:
 
 def datasets(arguments: Datasets) -> None:
     """List the datasets."""
-    from boovae.data import DATASETS, PATH_FORMS
+    from boovae.data import DATASETS, PATH_FORMS, pack_dataset
 
+    if arguments.pack is not None:
+        print(pack_dataset(arguments.pack, arguments.out, arguments.data_dir))
+        return
     rows = []
     for name, info in DATASETS.items():
         where = info.where(arguments.data_dir)

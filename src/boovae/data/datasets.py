@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from boovae.data.download import DataFile, find_file, get_file
 from boovae.data.readers import Labelled, read_folder, read_idx, read_npz
 from boovae.data.tasks import Stream, build_stream, check_seed
 from boovae.errors import InputError, unknown_name
+from boovae.files import write_file
 
 
 @dataclass(frozen=True)
@@ -266,6 +268,27 @@ def load_stream(
         how=source.how,
         extra={"limit": None if limit is None else int(limit)},
     )
+
+
+def pack_dataset(name: str, out: Path | None = None, data_dir: str | Path | None = None, seed: int = 0) -> Path:
+    """Write a dataset as one NumPy file that ``npz:PATH`` reads: images, labels, split and names of the classes.
+
+    The faces' file, put where CelebA is looked for, stands in for the thousands of pictures it was made from.
+    """
+    source = _read_source(name, data_dir, seed)
+    sides = "x".join(map(str, dict.fromkeys(source.images.shape[-2:])))
+    default = f"celeba_{sides}.npz" if name.startswith("celeba") else f"{name.replace(':', '-').replace('/', '-')}.npz"
+    path = Path(default) if out is None else out.with_suffix(".npz")
+    content = io.BytesIO()
+    np.savez_compressed(
+        content,
+        images=source.images,
+        labels=source.labels.astype(np.uint16),
+        split=source.split.astype(np.uint8),
+        class_names=np.array(source.class_names),
+    )
+    write_file(path, content.getvalue())
+    return path
 
 
 def _stretched(images: NDArray[Any], pixel_range: tuple[float, float]) -> NDArray[Any]:

@@ -67,7 +67,7 @@ class PictureFeatures:
             raise InputError(f"--features {name} is for pictures, and these are {shape[0]} features; use classifier")
         self.name, self.digest = name, digest
         self.shape, self.pixel_range, self.device = (1, *shape)[-3:], pixel_range, device
-        self.network = network.to(device).eval().requires_grad_(False)
+        self.network = network.to(device).eval()
 
     def pictures(self, images: Tensor) -> Tensor:
         """Return flat images (n, D) as colour pictures (n, 3, h, w) in [0, 1], rounded to 8 bits."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.report.charts import COLOURS, Series, line_chart, over_epochs, over_tasks
-from boovae.report.findings import headlines, warnings
+from boovae.report.charts import COLOURS, Series, distance_over_tasks, line_chart, over_epochs, over_tasks
+from boovae.report.findings import distance_name, headlines, warnings
 from boovae.report.gallery import chart_lines, rows
 from boovae.report.numbers import number
 from boovae.report.read import Run, read_run
@@ -22,6 +22,10 @@ from boovae.report.tables import ledger, matrices
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
+
+#: Networks whose distances are drawn; the names of others are not ours, they appear as text only.
+KNOWN_FEATURES = ("inception", "efficientnet-lite0", "classifier")
 
 
 @dataclass(frozen=True)
@@ -159,11 +163,14 @@ def _film(run: Run) -> list[Picture]:
 
 
 def _curves(runs: Sequence[Run]) -> list[Markup]:
-    """Draw NLL and diversity over the tasks seen."""
+    """Draw NLL, diversity and distances over the tasks seen."""
     charts = []
     for key, label in (("nll", "NLL of all tasks seen, nats"), ("diversity", "diversity (0 is best)")):
         series = [over_tasks(run, key, index) for index, run in enumerate(runs) if run.evaluations]
         charts.append(_chart(series, label, "tasks seen"))
+    for features in KNOWN_FEATURES:
+        series = [distance_over_tasks(run, features, index) for index, run in enumerate(runs)]
+        charts.append(_chart(series, distance_name(features), "tasks seen"))
     return [chart for chart in charts if chart]
 
 
