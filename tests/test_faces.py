@@ -25,7 +25,7 @@ from boovae.run import load_trainer, train
 from boovae.training.engine import Engine
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
-from conftest import Recorder, same, tiny, train_with_kills
+from conftest import Recorder, tiny, train_with_kills
 from faces import four_colours, write_celeba
 
 RANGE = (-1.0, 1.0)
@@ -170,9 +170,7 @@ def test_a_batch_of_one_image_cannot_be_normalised(colours: Stream) -> None:
 # --- every method -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "normalisation"), [("boo+distill", "group"), *((name, "batch") for name in METHODS)]
-)
+@pytest.mark.parametrize(("method", "normalisation"), [("boo", "group"), *((name, "batch") for name in METHODS)])
 def test_every_method_learns_colours_and_replicas_stay_apart(method: str, normalisation: str, colours: Stream) -> None:
     together = trained(colours, method=method, normalisation=normalisation, epochs=2)
     assert not together.replicas.stacked
@@ -228,11 +226,11 @@ def test_what_makes_no_sense_for_the_images_is_refused(digits: Stream, colours: 
 
 
 def test_noise_of_large_layers_is_drawn_for_fewer_steps(colours: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = trained(colours, method="vcl", tasks=1, batch_size=2)
+    whole = trained(colours, method="vcl", tasks=1, epochs=1)
     assert whole._block_length() > 1
     monkeypatch.setattr("boovae.training.engine.BLOCK_VALUES", 1)
     assert whole._block_length() == 1
-    trained(colours, method="vcl", tasks=1, batch_size=2)
+    trained(colours, method="vcl", tasks=1, epochs=1)
 
 
 def test_new_pictures_extend_a_run_of_faces(colours: Stream) -> None:
@@ -280,15 +278,7 @@ def test_faces_from_the_official_files_to_the_report(
     run, trainer = load_trainer(out, "cpu")
     with run:
         assert trainer.pixel_range == RANGE
-        other = trained_again(tmp_path, data, words)
-        assert same(trainer, other)
-
-
-def trained_again(tmp_path: Path, data: Path, words: str) -> Trainer:
-    main([*words.split(), "--data-dir", str(data), "--out", str(tmp_path / "again")])
-    run, trainer = load_trainer(tmp_path / "again", "cpu")
-    run.close()
-    return trainer
+        assert trainer.replicas.buffers["encoder.body.1.mean"].abs().max() > 0
 
 
 def test_samples_are_drawn_in_parts(colours: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
