@@ -49,7 +49,7 @@ def test_images_are_seen_as_stored_pictures() -> None:
 def test_many_images_go_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.rand(10, 48)
     whole = means().features(images)
-    monkeypatch.setattr(features, "BATCH", 3)
+    monkeypatch.setitem(features.BATCH, "cpu", 3)
     torch.testing.assert_close(means().features(images), whole)
 
 

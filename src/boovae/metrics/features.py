@@ -27,8 +27,8 @@ from boovae.errors import InputError, unknown_name
 from boovae.metrics.classifier import Classifier
 
 NAMES = ("classifier", "efficientnet-lite0", "inception", "inception:FILE", "torchscript:FILE")
-#: Pictures that go through a network at once.
-BATCH = 128
+#: Pictures that go through a network at once: on a CPU few, because every layer allocates its outputs anew.
+BATCH = {"cuda": 256, "cpu": 16}
 
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_MIRROR = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
@@ -80,9 +80,10 @@ class PictureFeatures:
     def features(self, images: Tensor) -> Tensor:
         """Return the features (..., F) of images (..., D)."""
         flat = images.reshape(-1, math.prod(self.shape))
-        found = [self.network(self.pictures(part)) for part in flat.split(BATCH)]
-        if found[0].ndim != 2 or len(found[0]) != min(BATCH, len(flat)):
-            raise InputError(f"--features {self.name}: gives {tuple(found[0].shape)} for {len(flat[:BATCH])} pictures")
+        parts = flat.split(BATCH[self.device.type])
+        found = [self.network(self.pictures(part)) for part in parts]
+        if found[0].ndim != 2 or len(found[0]) != len(parts[0]):
+            raise InputError(f"--features {self.name}: gives {tuple(found[0].shape)} for {len(parts[0])} pictures")
         features: Tensor = torch.cat(found).float().unflatten(0, images.shape[:-1])
         return features
 
