@@ -11,8 +11,9 @@ from scipy import stats
 from torch import Tensor
 from torch.func import grad, vmap
 
+from boovae.distributions import Side
 from boovae.errors import InputError
-from boovae.likelihoods import LIKELIHOODS, PROBABILITY_FLOOR, Bernoulli, Logistic, Normal, make_likelihood
+from boovae.likelihoods import LIKELIHOODS, PROBABILITY_FLOOR, Bernoulli, Laplace, Logistic, Normal, make_likelihood
 
 
 def logits_and_pixels(*shape: int, spread: float = 4.0) -> tuple[Tensor, Tensor]:
@@ -236,3 +237,32 @@ def test_the_divergence_of_logistic_pixels_by_numerical_integration() -> None:
         truth = 0.5 * torch.trapezoid(p.exp() * (p - q) + q.exp() * (q - p), x)
         ours = likelihood.divergence(torch.zeros(1), torch.full((1,), distance))
         assert ours.item() == pytest.approx(truth.item(), rel=2e-3, abs=1e-7)
+
+
+def test_l1_is_the_laplace_density_with_the_colour_models_variance() -> None:
+    x, mean = torch.rand(5, 7), torch.rand(5, 7)
+    scale = math.sqrt(1 / (4 * math.pi))
+    reference = torch.distributions.Laplace(mean, scale)
+    assert reference.variance[0, 0].item() == pytest.approx(1 / (2 * math.pi))
+    torch.testing.assert_close(Laplace().log_prob(mean, x), reference.log_prob(x).sum(-1))
+
+
+@pytest.mark.parametrize("side", ["symmetric", "forward", "reverse"])
+def test_divergence_of_l1_is_that_of_two_laplace_densities(side: Side) -> None:
+    one, other = torch.randn(4, 3), torch.randn(4, 3)
+    scale = math.sqrt(1 / (4 * math.pi))
+    normals = (torch.distributions.Laplace(output, scale) for output in (one, other))
+    wanted = torch.distributions.kl_divergence(*normals).sum(-1)
+    torch.testing.assert_close(Laplace().divergence(one, other, side), wanted)
+
+
+def test_bins_of_the_logistic_follow_the_range_of_the_pixels() -> None:
+    wide, narrow = make_likelihood("logistic", (-1.0, 1.0)), make_likelihood("logistic")
+    assert isinstance(wide, Logistic)
+    assert isinstance(narrow, Logistic)
+    assert wide.bin_width == pytest.approx(2 * narrow.bin_width)
+
+
+def test_bernoulli_pixels_beyond_one_are_refused() -> None:
+    with pytest.raises(InputError, match=r"--likelihood bernoulli needs pixels in \[0, 1\].*use normal"):
+        make_likelihood("bernoulli", (-1.0, 1.0))

@@ -8,6 +8,7 @@ from torch import nn
 
 from boovae.errors import InputError
 from boovae.nets import make_nets
+from boovae.normalisation import Normalisation
 
 RANGE = (-6.0, 2.0)
 
@@ -77,9 +78,85 @@ def test_hidden_layers_are_leaky_rectifiers() -> None:
     torch.testing.assert_close(decoder(z), hidden)
 
 
-@pytest.mark.parametrize("name", ["", "mlp", "mlp:", "mlp:0", "mlp:-3", "mlp:3.5", "mlp:300\n", "MLP:300", "conv"])
+@pytest.mark.parametrize(
+    "name", ["", "mlp", "mlp:", "mlp:0", "mlp:-3", "mlp:3.5", "mlp:300\n", "MLP:300", "conv", "cnn:3"]
+)
 def test_an_unknown_net_is_refused_by_the_name_of_its_flag(name: str) -> None:
     with pytest.raises(InputError, match="--net") as caught:
         make_nets(name, (28, 28), 40, RANGE)
     assert f"'{name}'" in str(caught.value)
     assert "mlp:300" in str(caught.value)
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def test_the_network_for_faces_is_that_of_the_papers_table() -> None:
+    encoder, decoder = make_nets("conv:32", (3, 32, 32), 128, (-3.0, 4.0), bounds=(-1.0, 1.0), normalisation="batch")
+    sizes: list[tuple[int, ...]] = []
+    for net in (encoder, decoder):
+        for layer in net.modules():
+            if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
+                layer.register_forward_hook(lambda _, __, output: sizes.append(tuple(output.shape[1:])))
+    posterior = encoder(torch.rand(2, 3072))
+    assert sizes == [(32, 15, 15), (64, 7, 7), (128, 3, 3), (256, 1, 1)]
+    sizes.clear()
+    assert decoder(posterior.mean).shape == (2, 3072)
+    assert sizes == [(128, 8, 8), (64, 16, 16), (32, 32, 32), (3, 32, 32)]
+    # Counted by hand: 4 convolutions with normalisation and two heads; linear, 3 transposed, 1x1.
+    counts = [sum(parameter.numel() for parameter in net.parameters()) for net in (encoder, decoder)]
+    assert counts == [1_144_832, 1_604_355]
+
+
+@pytest.mark.parametrize("normalisation", ["group", "batch"])
+@pytest.mark.parametrize("shape", [(3, 64, 64), (28, 28), (1, 8, 16), (3, 8, 8)])
+def test_convolutions_take_pictures_of_other_sizes_as_flat_rows(
+    shape: tuple[int, ...], normalisation: Normalisation
+) -> None:
+    encoder, decoder = make_nets("conv:4", shape, 3, RANGE, normalisation=normalisation)
+    pixels = math.prod(shape)
+    for lead in ((), (5,), (2, 5)):
+        posterior = encoder(torch.rand(*lead, pixels))
+        assert posterior.mean.shape == posterior.log_variance.shape == (*lead, 3)
+        assert decoder(torch.randn(*lead, 3)).shape == (*lead, pixels)
+
+
+def test_pixels_are_rows_of_one_picture() -> None:
+    """Leading axes are images: each is encoded by itself, colours first."""
+    encoder, _ = make_nets("conv:4", (3, 8, 8), 3, RANGE)
+    x = torch.rand(2, 5, 192)
+    apart = encoder(x[1, 3].reshape(1, 192)).mean[0]
+    torch.testing.assert_close(encoder(x).mean[1, 3], apart, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 1.0)])
+def test_softsign_keeps_pixels_between_the_bounds(bounds: tuple[float, float]) -> None:
+    torch.manual_seed(0)
+    _, decoder = make_nets("conv:4", (3, 8, 8), 3, RANGE, bounds=bounds)
+    _, free = make_nets("conv:4", (3, 8, 8), 3, RANGE)
+    free.load_state_dict(decoder.state_dict())
+    with torch.no_grad():
+        for net in (decoder, free):
+            net.get_parameter("body.3.weight").mul_(100)
+    z = torch.randn(50, 3)
+    output = decoder(z)
+    low, high = bounds
+    assert low < output.min() < low + 0.1
+    assert high - 0.1 < output.max() < high
+    squashed = free(z) / (1 + free(z).abs())
+    torch.testing.assert_close(output, (squashed + 1) / 2 * (high - low) + low)
+
+
+def test_group_normalisation_leaves_small_pictures_something_to_say() -> None:
+    torch.manual_seed(0)
+    encoder, _ = make_nets("conv:4", (3, 8, 8), 3, RANGE)
+    assert encoder(torch.rand(20, 192)).mean.std(0).min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [((40,), "40 features"), ((3, 30, 7), "30 x 7"), ((4, 4), "4 x 4"), ((3, 32, 33), "32 x 33")]
+)
+def test_pictures_that_cannot_be_halved_are_refused(shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        make_nets("conv:8", shape, 3, RANGE)
+    assert "mlp:WIDTH" in str(caught.value)

@@ -18,7 +18,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from boovae.errors import InputError
-from boovae.report import write_report
+from boovae.report import write_csv, write_report
 from made_up_run import Page, make_run
 from run_folders import events
 
@@ -75,7 +75,7 @@ def test_page_is_well_formed_and_every_picture_has_a_text(full_page: str) -> Non
     assert len(ids) == len(set(ids))
     assert all(attributes.get("alt") for tag, attributes in page.tags if tag == "img")
     plots = [attributes for _, attributes in page.tags if str(attributes.get("class", "")).startswith("plot")]
-    assert len(plots) == 6  # NLL, diversity, forgetting, memory, loss, KL
+    assert len(plots) == 7  # NLL, diversity, forgetting, distance, memory, loss, KL
     assert all(plot["aria-label"] and plot["role"] == "img" and plot["tabindex"] == "0" for plot in plots)
     assert full_page.count('<details class="numbers">') == len(plots)
     assert sum(tag == "img" for tag, _ in page.tags) == 10
@@ -158,9 +158,34 @@ def test_two_runs_stand_side_by_side(full_run: Path, tmp_path: Path) -> None:
     page = write_report([full_run, other], tmp_path / "both.html").read_text(encoding="utf-8")
     for text in ("boo_mnist", "standard_mnist", "different numbers of tasks", "var(--s0)", "var(--s1)"):
         assert text in page
-    assert page.count('class="plot"') == 6  # the runs share the charts
+    assert page.count('class="plot"') == 7  # the runs share the charts
     assert page.count("data-run=") == 2  # and the legend
     assert re.search(r'class="differ"><th scope="row">method</th><td>boo</td><td>standard</td>', page)
+
+
+def test_a_distance_carries_the_name_of_its_features(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for event in lines:
+        if event["event"] == "evaluation":
+            replicas = len(event["frechet"]["pooled"])
+            numbers = {"kid": 0.0123, "precision": 0.81, "recall": 0.25, "frechet_train": 31.5}
+            per_replica: dict[str, Any] = {key: [value] * replicas for key, value in numbers.items()}
+            per_replica |= {"frechet": [33.3] * replicas, "images": 100, "samples": 200}
+            event["seen"] = event["task"] + 1
+            event["frechet"]["sets"] = dict.fromkeys(("inception", "<b>own", "efficientnet-lite0"), per_replica)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in lines))
+    page = write_report([run]).read_text(encoding="utf-8")
+    assert page.count("FID") > 0
+    assert "Fréchet distance (efficientnet-lite0)" in page
+    assert "Fréchet distance (&lt;b&gt;own)" in page
+    for text in ("KID 0.0123", "precision 81.0 %", "recall 25.0 %", "training images 31.5"):
+        assert text in page
+    table = write_csv(run, tmp_path / "run.csv").read_text()
+    for column in ("fid", "fid_train", "kid_inception", "frechet_efficientnet-lite0", "recall_efficientnet-lite0"):
+        assert f",{column},," in table
+    assert "fid_efficientnet" not in table
+    assert "frechet_inception" not in table
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:

@@ -37,8 +37,10 @@ class Configured(Computes):
 class Measures(Computes):
     """What every command takes that ends with an evaluation."""
 
-    metric: tuple[Literal["nll", "diversity", "frechet"], ...] = ("nll", "diversity", "frechet")
-    """What to measure after each task."""
+    metric: tuple[Literal["nll", "diversity", "frechet", "fid"], ...] = ("nll", "diversity", "frechet")
+    """What to measure after each task; frechet and fid both mean distances on the features named below."""
+    features: tuple[str, ...] = ("classifier",)
+    """Networks for distances: classifier, efficientnet-lite0, inception, inception:FILE, torchscript:FILE."""
     quiet: bool = False
     """Show nothing but the result."""
     json: bool = False
@@ -315,10 +317,14 @@ class Serve:
 
 @dataclass(frozen=True)
 class Datasets:
-    """List the datasets: what they are, where they come from, whether they are on this disk."""
+    """List the datasets: what they are, where they come from, whether they are on this disk; or pack one."""
 
     data_dir: Path | None = None
     """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    pack: str | None = None
+    """Write this dataset, decoded and split, into one NumPy file instead."""
+    out: Path | None = None
+    """The file to write; DATASET.npz if not given."""
 
 
 @dataclass(frozen=True)

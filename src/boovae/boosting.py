@@ -28,6 +28,7 @@ from boovae.distributions import LOG_TWO_PI, DiagonalMixture, DiagonalNormal
 from boovae.priors.boosted import EMPTY
 from boovae.training.engine import capture
 from boovae.training.optim import adam_step
+from boovae.training.replicas import replica_of
 
 #: Lloyd iterations of the latent clustering.
 CLUSTER_STEPS = 10
@@ -222,12 +223,19 @@ def _members(z: Tensor, centre: Tensor) -> Tensor:
 class Descent:
     """Adam on a few tensors of all replicas at once, without touching the networks.
 
-    `loss(learned, arguments, noise)` is written for one replica. `learned[0]` stays in `box`. On a GPU one step is
-    recorded as a CUDA graph and replayed; calls with the same shapes share it.
+    `loss(learned, arguments, noise)` is written for one replica. `learned[0]` stays in `box`. Replicas are one batched
+    computation, or one after another if not `stacked`. On a GPU one step is recorded as a CUDA graph and replayed;
+    calls with the same shapes share it.
     """
 
-    def __init__(self, loss: Callable[[list[Tensor], Any, Tensor], Tensor], box: tuple[float, float] | None) -> None:
-        self.loss, self.box = loss, box
+    def __init__(
+        self,
+        loss: Callable[[list[Tensor], Any, Tensor], Tensor],
+        box: tuple[float, float] | None,
+        *,
+        stacked: bool = True,
+    ) -> None:
+        self.loss, self.box, self.stacked = loss, box, stacked
         self._graph: torch.cuda.CUDAGraph | None = None
         self._state: list[Tensor] = []
 
@@ -271,9 +279,18 @@ class Descent:
         steps, rate, position, noise, *leaves = self._state[3 * count :]
         arguments = pytree.tree_unflatten(leaves, self._structure)
         now = noise.index_select(1, position % noise.shape[1]).squeeze(1)
-        gradients = vmap(grad(self.loss))(learned, arguments, now)
+        gradients = self._gradients((learned, arguments, now))
         steps.add_(1)
         position.add_(1)
         adam_step(learned, gradients, first, second, rate, steps)
         if self.box is not None:
             learned[0].clamp_(*self.box)
+
+    def _gradients(self, everything: tuple[Any, ...]) -> list[Tensor]:
+        """Return the gradients of what is learned, (R, ...) each."""
+        gradients_of: Callable[..., list[Tensor]] = grad(self.loss)
+        if self.stacked:
+            return vmap(gradients_of)(*everything)
+        replicas = len(everything[0][0])
+        rows = [gradients_of(*replica_of(everything, row)) for row in range(replicas)]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]

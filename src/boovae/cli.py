@@ -59,6 +59,8 @@ def train(arguments: Train) -> None:
         resume=arguments.resume,
         metrics=arguments.metric,
         log=arguments.log,
+        features=arguments.features,
+        data_dir=arguments.data_dir,
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )
@@ -79,6 +81,7 @@ def extend(arguments: Extend) -> None:
         compile=arguments.compile,
         metrics=arguments.metric,
         log=arguments.log,
+        features=arguments.features,
         display=make_display(quiet=arguments.quiet),
         command=_command(),
     )
@@ -117,10 +120,13 @@ def tune(arguments: Tune) -> None:
 def evaluate(arguments: Eval) -> None:
     """Measure a model again."""
     from boovae.metrics.evaluation import evaluate as measure
+    from boovae.metrics.features import check_names
+    from boovae.metrics.judges import Judges, judge
     from boovae.progress import make_display
     from boovae.recall import recall
-    from boovae.run import judge, load_trainer
+    from boovae.run import load_trainer
 
+    check_names(arguments.features)
     display = make_display(quiet=arguments.quiet)
     run, trainer = load_trainer(arguments.run, arguments.device, display)
     with run:
@@ -134,9 +140,19 @@ def evaluate(arguments: Eval) -> None:
         trainer.settings = dataclasses.replace(trainer.settings, **changed)
         if past.missing:
             display.note(past.explain())
-        classifier = None if past.stream is None else judge(past.stream, trainer, arguments.metric, display)
+        judges = Judges()
+        if past.stream is not None:
+            judges = judge(past.stream, trainer, arguments.metric, display, arguments.features, arguments.data_dir)
         history = run.events("evaluation")[: trainer.tasks_done - 1]
-        event = measure(trainer, tasks, classifier, history, metrics=arguments.metric, progress=display.evaluating)
+        event = measure(
+            trainer,
+            tasks,
+            judges.classifier,
+            history,
+            metrics=arguments.metric,
+            references=judges.references,
+            progress=display.evaluating,
+        )
     if arguments.json:
         print(json.dumps(event))
     else:
@@ -288,12 +304,15 @@ def serve(arguments: Serve) -> None:
 
 def datasets(arguments: Datasets) -> None:
     """List the datasets."""
-    from boovae.data import DATASETS, PATH_FORMS
+    from boovae.data import DATASETS, PATH_FORMS, pack_dataset
 
+    if arguments.pack is not None:
+        print(pack_dataset(arguments.pack, arguments.out, arguments.data_dir))
+        return
     rows = []
     for name, info in DATASETS.items():
         where = info.where(arguments.data_dir)
-        present = "embedded" if not info.files else str(where) if info.is_present(arguments.data_dir) else "not here"
+        present = "embedded" if info.embedded else str(where) if info.is_present(arguments.data_dir) else "not here"
         rows.append((name, info.description, info.licence, present))
     rows += [(name, text, "", "yours") for name, text in PATH_FORMS.items()]
     print_rows(("dataset", "what", "licence", "on this disk"), rows)

@@ -96,7 +96,7 @@ class Minorisation:
             return mixture_loss(components, torch.log_softmax(learned[1], -1), z)
 
         if self._descent is None:
-            self._descent = Descent(loss, self.box)
+            self._descent = Descent(loss, self.box, stacked=replicas.stacked)
         start, arguments = [inputs, log_weights], (_network(replicas), z)
         inputs, logits = self._descent(start, arguments, steps=settings.boo_steps, rate=settings.boo_rate)
         inputs, logits = (_sound(*pair) for pair in zip((inputs, logits), start, strict=True))
@@ -152,7 +152,7 @@ class Minorisation:
             return literal_loss(h, noise, *rest) if literal else forward_loss(h, learned[1], *rest)
 
         if self._descent is None:
-            self._descent = Descent(loss, self.box)
+            self._descent = Descent(loss, self.box, stacked=replicas.stacked)
         options: dict[str, Any] = {"steps": settings.boo_steps, "rate": settings.boo_rate}
         if literal:
             if settings.boo_floor > 0:

@@ -19,9 +19,11 @@ from boovae.files import TEXT_BYTES, read_file, write_file
 from boovae.machine import choose_device, environment
 from boovae.metrics.cost import ledger
 from boovae.metrics.evaluation import METRICS
+from boovae.metrics.features import check_names
+from boovae.metrics.judges import Judges, judge
 from boovae.progress import Display
 from boovae.recall import Past, load_data, recall
-from boovae.run import Run, advance, judge, make_trainer, signals
+from boovae.run import Run, advance, make_trainer, signals
 from boovae.trackers import check_trackers, tracked
 from boovae.training.events import Event
 from boovae.training.saved import logged
@@ -41,6 +43,7 @@ def extend(
     compile: Literal["auto", "on", "off"] = "auto",
     metrics: Sequence[str] = METRICS,
     log: Sequence[str] = (),
+    features: Sequence[str] = ("classifier",),
     display: Display | None = None,
     command: str = "",
 ) -> Path:
@@ -49,6 +52,7 @@ def extend(
     An extension that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
     """
     check_trackers(log)
+    check_names(features)
     chosen = choose_device(device)
     with Run.open(folder, display) as run, signals(run):
         plan = _plan(run, _source(data), name, data_dir)
@@ -59,9 +63,11 @@ def extend(
             _begin(run, trainer, plan, command)
         plan.past.add([plan.event["name"]], plan.stream)
         together = plan.past.stream
-        classifier = None if together is None else judge(together, trainer, metrics, run.display)
+        judges = Judges()
+        if together is not None:
+            judges = judge(together, trainer, metrics, run.display, features, data_dir)
         with tracked(run, log):
-            advance(run, trainer, plan.past.tasks, classifier, metrics)
+            advance(run, trainer, plan.past.tasks, judges, metrics)
         return folder
 
 

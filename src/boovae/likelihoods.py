@@ -1,4 +1,4 @@
-"""Likelihoods of the pixels given what the decoder says: Bernoulli on grey values, normal, discretised logistic."""
+"""Likelihoods of the pixels given what the decoder says: Bernoulli on grey values, normal, logistic, Laplace (l1)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from boovae.distributions import Side
-from boovae.errors import unknown_name
+from boovae.errors import InputError, unknown_name
 
+#: The log-variance that the paper's colour model gives to every pixel.
+LOG_VARIANCE = -math.log(2 * math.pi)
 #: The probability to which the evaluation clamps a pixel: one pixel then costs at most 11.5 nats.
 PROBABILITY_FLOOR = 1e-5
 
@@ -21,6 +23,8 @@ class Likelihood(ABC):
     """p(x | z) for a decoder output of shape (..., D); stateless."""
 
     name: str
+    #: Whether the decoder gives logits of pixels in [0, 1]; otherwise it gives mean pixels.
+    logits = False
 
     @abstractmethod
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
@@ -47,6 +51,7 @@ class Bernoulli(Likelihood):
     """Grey values in [0, 1] as soft Bernoulli targets, as in the paper; the decoder gives logits."""
 
     name = "bernoulli"
+    logits = True
     _bound = math.log((1 - PROBABILITY_FLOOR) / PROBABILITY_FLOOR)
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
@@ -81,7 +86,7 @@ class Normal(Likelihood):
 
     name = "normal"
 
-    def __init__(self, log_variance: float = -math.log(2 * math.pi)) -> None:
+    def __init__(self, log_variance: float = LOG_VARIANCE) -> None:
         self.log_variance = log_variance
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
@@ -104,11 +109,14 @@ class Normal(Likelihood):
 
 
 class Logistic(Likelihood):
-    """Pixels in bins of width `bin_width` under a logistic density around the decoder's mean."""
+    """Pixels in bins of width `bin_width` under a logistic density around the decoder's mean.
+
+    The default scale is the exponential of the colour model's constant, which is how the published code reads it.
+    """
 
     name = "logistic"
 
-    def __init__(self, bin_width: float = 1 / 255, log_scale: float = -2.0) -> None:
+    def __init__(self, bin_width: float = 1 / 255, log_scale: float = LOG_VARIANCE) -> None:
         self.bin_width = bin_width
         self.log_scale = log_scale
 
@@ -145,15 +153,49 @@ def _inside(uniform: Tensor) -> Tensor:
     return uniform.clamp(1e-7, 1 - 1e-7)
 
 
+class Laplace(Likelihood):
+    """Pixels with a Laplace density of constant variance around the decoder's mean: −log p grows with the distance."""
+
+    name = "l1"
+
+    def __init__(self, log_variance: float = LOG_VARIANCE) -> None:
+        self.scale = math.sqrt(0.5 * math.exp(log_variance))
+
+    def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
+        """Return Σ −|x − output| / b − log 2b; the variance is 2b²."""
+        return -((x - output).abs() / self.scale + math.log(2 * self.scale)).sum(-1)
+
+    def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
+        """Return the quantiles of the Laplace density."""
+        centred = _inside(uniform) - 0.5
+        return mean - self.scale * centred.sign() * torch.log1p(-2 * centred.abs())
+
+    def mean(self, output: Tensor) -> Tensor:
+        """Return the decoder's output."""
+        return output
+
+    def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
+        """Return Σ d + e^{−d} − 1, d the distance of the means in scales; it is symmetric."""
+        distance = (output - other).abs() / self.scale
+        return (distance + torch.expm1(-distance)).sum(-1)
+
+
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "bernoulli": Bernoulli,
     "normal": Normal,
     "logistic": Logistic,
+    "l1": Laplace,
 }
 
 
-def make_likelihood(name: str) -> Likelihood:
-    """Return the likelihood called `name`."""
+def make_likelihood(name: str, pixel_range: tuple[float, float] = (0.0, 1.0)) -> Likelihood:
+    """Return the likelihood called `name` for pixels in `pixel_range`, which were bytes."""
     if name not in LIKELIHOODS:
         raise unknown_name("likelihood", name, LIKELIHOODS)
-    return LIKELIHOODS[name]()
+    low, high = pixel_range
+    if LIKELIHOODS[name] is Logistic:
+        return Logistic(bin_width=(high - low) / 255)
+    likelihood = LIKELIHOODS[name]()
+    if likelihood.logits and (low, high) != (0.0, 1.0):
+        raise InputError(f"--likelihood {name} needs pixels in [0, 1], these are in [{low:g}, {high:g}]; use normal")
+    return likelihood

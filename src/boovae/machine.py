@@ -38,12 +38,13 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def matmul_precision(device: torch.device) -> Iterator[None]:
-    """Let matrix products use TF32 on a GPU, and only while we train."""
+    """Let products use TF32 on a GPU, and only while we train; convolutions sum in the same order every time."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=True):
+            yield
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -32,6 +32,7 @@ def load_data(
         class_order=settings.class_order if source is None else None,
         limit=settings.limit,
         binarize=settings.binarize,
+        pixel_range=DATASETS[settings.dataset].pixel_range if settings.dataset in DATASETS else None,
     )
     return stream if settings.borders is None or source is not None else recut(stream, settings.borders)
 

@@ -19,6 +19,8 @@ from boovae.files import appending, hold_folder, make_folder, remove_leftovers, 
 from boovae.inspect import has_components, save_components
 from boovae.machine import choose_device, compiling_pays, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
+from boovae.metrics.features import check_names
+from boovae.metrics.judges import Judges, judge
 from boovae.metrics.latent import codes, latent_map
 from boovae.progress import Display, Silent
 from boovae.report.log import check_events, read_events
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from boovae.data import Stream, Task
-    from boovae.metrics.classifier import Classifier
     from boovae.trackers import Follower
 
 #: Seconds between two checkpoints within a task: at most this much work is ever repeated.
@@ -222,6 +223,8 @@ def train(
     resume: Literal["auto", "always", "never"] = "auto",
     metrics: Sequence[str] = METRICS,
     log: Sequence[str] = (),
+    features: Sequence[str] = ("classifier",),
+    data_dir: Path | None = None,
     display: Display | None = None,
     command: str = "",
 ) -> Path:
@@ -230,6 +233,7 @@ def train(
     A run that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
     """
     check_trackers(log)
+    check_names(features)
     chosen = choose_device(device)
     planned = planned_tasks(stream, settings)
     trainer = Trainer(
@@ -248,14 +252,13 @@ def train(
         if len(run.events("evaluation")) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
+        judges = judge(planned, trainer, metrics, run.display, features, data_dir)
         with tracked(run, log):
-            advance(run, trainer, planned, judge(planned, trainer, metrics, run.display), metrics)
+            advance(run, trainer, planned, judges, metrics)
         return out
 
 
-def advance(
-    run: Run, trainer: Trainer, tasks: Sequence[Task | None], classifier: Classifier | None, metrics: Sequence[str]
-) -> None:
+def advance(run: Run, trainer: Trainer, tasks: Sequence[Task | None], judges: Judges, metrics: Sequence[str]) -> None:
     """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log.
 
     A finished task is None where its images are not at hand.
@@ -270,9 +273,10 @@ def advance(
             event = evaluate(
                 trainer,
                 tasks[: trainer.tasks_done],
-                classifier,
+                judges.classifier,
                 evaluations,
                 metrics=metrics,
+                references=judges.references,
                 progress=progress,
             )
             evaluations.append(event)
@@ -399,15 +403,6 @@ def _check_stream(run: Run, stream: Stream) -> None:
         raise InputError(
             f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out"
         )
-
-
-def judge(stream: Stream, trainer: Trainer, metrics: Sequence[str], display: Display) -> Classifier | None:
-    """Return the classifier that diversity and Fréchet distance need; one class alone needs none."""
-    from boovae.metrics.classifier import trained_classifier
-
-    if not {"diversity", "frechet"} & set(metrics) or len(stream.full.class_names) < 2:
-        return None
-    return trained_classifier(stream, device=trainer.device, progress=display.note)
 
 
 def _watched(run: Run) -> Callable[[float], None]:

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 def print_table(evaluations: Sequence[dict[str, Any]]) -> None:
     """Print one row per task seen."""
+    features = list(dict.fromkeys(name for event in evaluations for name in event.get("frechet", {}).get("sets", {})))
+    distances = ["FID" if name == "inception" else f"Fréchet ({name})" for name in features]
     rows = [
         (
             str(event["seen"]),
             spread(event.get("nll", {}).get("pooled")),
             spread(event.get("diversity", {}).get("table"), digits=3),
-            spread(event.get("frechet", {}).get("pooled"), digits=1),
+            *(spread(_distance(event, name), digits=1) for name in features),
             spread(_mean_forgetting(event)),
             f"{event['ledger']['memory_bytes']:,}",
         )
         for event in evaluations
     ]
-    print_rows(("tasks seen", "NLL", "diversity", "Fréchet", "forgotten", "bytes kept"), rows)
+    print_rows(("tasks seen", "NLL", "diversity", *distances, "forgotten", "bytes kept"), rows)
     accuracy = evaluations[-1].get("classifier", {}).get("accuracy")
     if accuracy is not None:
-        print(
-            f"Mean ± deviation over replicas. The classifier behind diversity and Fréchet is {accuracy:.1%} accurate."
-        )
+        print(f"Mean ± deviation over replicas. The classifier behind diversity is {accuracy:.1%} accurate.")
 
 
 def print_components(found: Sequence[Component], names: Mapping[int, str]) -> None:
@@ -49,6 +49,12 @@ def print_components(found: Sequence[Component], names: Mapping[int, str]) -> No
 
 def _nats(cost: float) -> str:
     return "< 0.0001" if cost < 1e-4 else f"{cost:.4f}"
+
+
+def _distance(event: dict[str, Any], features: str) -> list[float | None] | None:
+    numbers = event.get("frechet", {}).get("sets", {}).get(features, {})
+    found: list[float | None] | None = numbers.get("frechet")
+    return found
 
 
 def _mean_forgetting(event: dict[str, Any]) -> list[float | None]:

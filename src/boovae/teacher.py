@@ -16,7 +16,8 @@ from boovae.vae import VAE, Bound
 class Teacher:
     """Parameters, the prior's too, as they were before the task.
 
-    Buffers are not copied: what priors store of finished tasks stays as it is while a task is learned.
+    Of the buffers only the networks' are copied (statistics of batch normalisation): what priors store of finished
+    tasks stays as it is while a task is learned.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,8 @@ class Teacher:
     def freeze(self, replicas: Replicas, part: str = "", **beside: Tensor) -> None:
         """Take a copy of all parameters, or of those whose names start with `part`; keep tensors `beside` it."""
         self._replicas = replicas
-        chosen = {name: tensor for name, tensor in replicas.parameters.items() if name.startswith(part)}
+        statistics = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
+        chosen = {name: tensor for name, tensor in (replicas.parameters | statistics).items() if name.startswith(part)}
         self.state = {name: tensor.clone() for name, tensor in chosen.items()} | beside
 
     def answer(self, model: VAE, state: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:

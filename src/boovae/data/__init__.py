@@ -1,6 +1,6 @@
 """Data: from files and arrays to a stream of tasks."""
 
-from boovae.data.datasets import DATASETS, PATH_FORMS, DatasetInfo, load_stream
+from boovae.data.datasets import DATASETS, PATH_FORMS, DatasetInfo, load_stream, pack_dataset
 from boovae.data.download import DataFile
 from boovae.data.readers import read_folder, read_idx, read_npz, write_idx
 from boovae.data.tasks import Split, Stream, Task
@@ -14,6 +14,7 @@ __all__ = [
     "Stream",
     "Task",
     "load_stream",
+    "pack_dataset",
     "read_folder",
     "read_idx",
     "read_npz",

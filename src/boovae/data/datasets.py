@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boovae.data.arrays import TEST, TRAIN, VALID, IntArray, random_split
+from boovae.data.celeba import CLASS_NAMES, find_layout, find_prepared, read_celeba
 from boovae.data.download import DataFile, find_file, get_file
 from boovae.data.readers import Labelled, read_folder, read_idx, read_npz
 from boovae.data.tasks import Stream, build_stream, check_seed
 from boovae.errors import InputError, unknown_name
+from boovae.files import write_file
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,12 @@ class DatasetInfo:
     files: tuple[DataFile, ...] = ()
     mirrors: tuple[str, ...] = ()
     remedy: str = ""
+    pixel_range: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the dataset needs no files."""
+        return not self.files
 
     def where(self, data_dir: str | Path | None = None) -> Path | None:
         """Return the folder that holds the files, or None (also for a dataset that needs no files)."""
@@ -38,12 +47,36 @@ class DatasetInfo:
 
     def is_present(self, data_dir: str | Path | None = None) -> bool:
         """Say whether the dataset can be loaded without a network."""
-        return not self.files or self.where(data_dir) is not None
+        return self.embedded or self.where(data_dir) is not None
 
     def read(self, data_dir: str | Path | None = None) -> list[NDArray[np.uint8]]:
         """Return the content of the files, checked, in the order of ``files``."""
         paths = [get_file(self.name, file, self.mirrors, data_dir, self.remedy) for file in self.files]
         return [read_idx(path, file.sha256) for path, file in zip(paths, self.files, strict=True)]
+
+
+@dataclass(frozen=True)
+class FacesInfo(DatasetInfo):
+    """CelebA at one size; its files are found by their layout, or prepared as one NumPy file."""
+
+    embedded = False
+
+    def where(self, data_dir: str | Path | None = None) -> Path | None:
+        """Return the folder that holds the prepared pictures or the official files, or None."""
+        prepared = find_prepared(self.shape[-1], data_dir)
+        return find_layout(data_dir) if prepared is None else prepared.parent
+
+
+def _faces(name: str, side: int) -> FacesInfo:
+    return FacesInfo(
+        name,
+        f"faces with black, blond, brown or gray hair, {side} x {side} pixels in colour",
+        "CelebA (Liu, Luo, Wang, Tang 2015)",
+        "non-commercial research only",
+        (3, side, side),
+        CLASS_NAMES,
+        pixel_range=(-1.0, 1.0),
+    )
 
 
 DIGITS = tuple("0123456789")
@@ -161,6 +194,8 @@ DATASETS: dict[str, DatasetInfo] = {
                 "boovae.data.write_idx; or load the unpacked folder itself as folder:PATH."
             ),
         ),
+        _faces("celeba", 32),
+        _faces("celeba64", 64),
     )
 }
 
@@ -190,6 +225,7 @@ def load_stream(
     class_order: Sequence[int] | None = None,
     limit: int | None = None,
     binarize: str = "none",
+    pixel_range: tuple[float, float] | None = None,
 ) -> Stream:
     """Return a dataset as a stream of tasks: each task gets the next ``classes_per_task`` classes.
 
@@ -201,6 +237,7 @@ def load_stream(
     class_order : the classes in the order they come, perhaps not all; by default as they are numbered.
     limit : the most images per class and split.
     binarize : "none", "threshold" or "dynamic", see :class:`Stream`.
+    pixel_range : onto which black and white are stretched; the dataset's own by default.
 
     >>> stream = load_stream("digits", classes_per_task=2)
     >>> stream, stream[0].name, stream.split_record["sizes"]
@@ -215,19 +252,52 @@ def load_stream(
     task_of = task_of_class[source.labels]
     if limit is not None:
         task_of[~_within_limit(source, limit, seed)] = -1
+    if pixel_range is None:
+        pixel_range = DATASETS[name].pixel_range if name in DATASETS else (0.0, 1.0)
     return build_stream(
-        source.images,
+        _stretched(source.images, pixel_range),
         source.labels,
         source.split,
         task_of,
         name=name,
         task_names=["/".join(source.class_names[label] for label in group) for group in groups],
         class_names=source.class_names,
+        pixel_range=pixel_range,
         binarize=binarize,
         seed=seed,
         how=source.how,
         extra={"limit": None if limit is None else int(limit)},
     )
+
+
+def pack_dataset(name: str, out: Path | None = None, data_dir: str | Path | None = None, seed: int = 0) -> Path:
+    """Write a dataset as one NumPy file that ``npz:PATH`` reads: images, labels, split and names of the classes.
+
+    The faces' file, put where CelebA is looked for, stands in for the thousands of pictures it was made from.
+    """
+    source = _read_source(name, data_dir, seed)
+    sides = "x".join(map(str, dict.fromkeys(source.images.shape[-2:])))
+    default = f"celeba_{sides}.npz" if name.startswith("celeba") else f"{name.replace(':', '-').replace('/', '-')}.npz"
+    path = Path(default) if out is None else out.with_suffix(".npz")
+    content = io.BytesIO()
+    np.savez_compressed(
+        content,
+        images=source.images,
+        labels=source.labels.astype(np.uint16),
+        split=source.split.astype(np.uint8),
+        class_names=np.array(source.class_names),
+    )
+    write_file(path, content.getvalue())
+    return path
+
+
+def _stretched(images: NDArray[Any], pixel_range: tuple[float, float]) -> NDArray[Any]:
+    """Return grey values in [0, 1] stretched over the range; bytes are stretched later, when they become floats."""
+    if images.dtype == np.uint8 or pixel_range == (0.0, 1.0):
+        return images
+    low, high = pixel_range
+    stretched: NDArray[Any] = low + (high - low) * images
+    return stretched
 
 
 def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Source:
@@ -265,6 +335,12 @@ def _notmnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Sour
     return Source(images, labels.astype(np.int64), split, info.class_names, how)
 
 
+def _celeba(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+    data = read_celeba(info.shape[-1], data_dir)
+    assert data.split is not None
+    return Source(data.images, data.labels, data.split, data.class_names, "official partition")
+
+
 def _split_by_class(data: Labelled, seed: int) -> Source:
     """Return the data with its own split; what that lacks is drawn per class from the train images."""
     split = np.full(len(data.labels), TRAIN) if data.split is None else data.split.copy()
@@ -284,6 +360,8 @@ _SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Source]] = {
     "mnist": _mnist,
     "fashion_mnist": _mnist,
     "notmnist": _notmnist,
+    "celeba": _celeba,
+    "celeba64": _celeba,
 }
 _PATH_READERS: dict[str, Callable[[Path], Labelled]] = {"folder": read_folder, "npz": read_npz}
 

@@ -53,13 +53,13 @@ class Multihead(Method):
         for row, seed in enumerate(replicas.seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(seed_for(seed, "head", task.index))
-                fresh = dict(replicas.build().named_parameters())
-            for name, tensor in self._own(replicas.parameters).items():
-                tensor[row] = fresh[name].detach().to(replicas.device)
+                fresh = replicas.build().state_dict()
+            for name, tensor in self._own(replicas.tensors()).items():
+                tensor[row] = fresh[name].to(replicas.device)
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the task's own networks."""
-        own = {name: tensor.unsqueeze(1) for name, tensor in self._own(replicas.parameters).items()}
+        own = {name: tensor.unsqueeze(1) for name, tensor in self._own(replicas.tensors()).items()}
         self._heads = {
             name: torch.cat([self._heads[name], tensor], dim=1) if self._heads else tensor.clone()
             for name, tensor in own.items()

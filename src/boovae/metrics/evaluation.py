@@ -12,10 +12,11 @@ from torch import Tensor
 from boovae.machine import matmul_precision
 from boovae.metrics.cost import ledger
 from boovae.metrics.diversity import diversity
+from boovae.metrics.features import ClassifierFeatures
 from boovae.metrics.forgetting import forgetting
-from boovae.metrics.frechet import frechet_distance, moments
 from boovae.metrics.likelihood import LogLikelihood, log_likelihood
 from boovae.metrics.posterior import posterior_health
+from boovae.metrics.reference import Reference
 from boovae.training.events import listed
 from boovae.training.randomness import Draw, Generators
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
 
 METRICS = ("nll", "diversity", "frechet")
-#: Generated images that are decoded at once.
-SAMPLE_CHUNK = 10_000
+#: What asks for distances on features; `fid` is what the world calls them, whatever the features.
+ON_FEATURES = frozenset({"frechet", "fid"})
+#: Pixels that are generated at once.
+SAMPLE_PIXELS = 10_000 * 784
 
 
 @torch.no_grad()
@@ -43,26 +46,27 @@ def generate(trainer: Trainer, count: int, purpose: str = "samples", task: int |
         "uniform": Draw("uniform", (count,)),
         "normal": Draw("normal", (count, replicas.model.latent_dim)),
     }
-    noise = generators.draw_all(draws, purpose)
+    noise, pixels = generators.draw_all(draws, purpose), math.prod(trainer.shape)
     if not method.knows_task:
-        return _samples(replicas, noise, task)
+        return _samples(replicas, noise, task, pixels)
     tasks = range(max(trainer.tasks_done, 1)) if task is None else [task]
-    result = torch.empty(len(replicas), count, math.prod(trainer.shape), device=replicas.device)
+    result = torch.empty(len(replicas), count, pixels, device=replicas.device)
     for turn, owner in enumerate(tasks):
         rows = {name: tensor[:, turn :: len(tasks)] for name, tensor in noise.items()}
         if rows["uniform"].shape[1]:
-            result[:, turn :: len(tasks)] = _samples(method.view(replicas, owner), rows, owner)
+            result[:, turn :: len(tasks)] = _samples(method.view(replicas, owner), rows, owner, pixels)
     return result
 
 
-def _samples(replicas: Replicas, noise: dict[str, Tensor], task: int | None) -> Tensor:
+def _samples(replicas: Replicas, noise: dict[str, Tensor], task: int | None, pixels: int) -> Tensor:
     """Return the mean images of latents from the prior, (R, count, D), in chunks."""
 
     def sample(model: Any, uniform: Tensor, normal: Tensor) -> Tensor:
         images: Tensor = model.images(model.prior(model.posterior, task).sample(uniform, normal))
         return images
 
-    chunks = zip(*(noise[name].split(SAMPLE_CHUNK, dim=1) for name in ("uniform", "normal")), strict=True)
+    chunk = max(1, SAMPLE_PIXELS // pixels)
+    chunks = zip(*(noise[name].split(chunk, dim=1) for name in ("uniform", "normal")), strict=True)
     return torch.cat([replicas.map(sample, *chunk) for chunk in chunks], dim=1)
 
 
@@ -73,27 +77,33 @@ def evaluate(
     history: Sequence[dict[str, Any]],
     *,
     metrics: Sequence[str] = METRICS,
+    references: Sequence[Reference] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
     """Return the evaluation event after the tasks seen; `history` holds the earlier ones, for forgetting.
 
-    A task is None where its images are not at hand: its numbers are None, and so is what would need them.
+    A task is None where its images are not at hand: its numbers are None, and so is what would need them. `references`
+    are what samples are compared with on features; the classifier's, if not given.
     """
     settings = trainer.settings
     present = [task for task in tasks if task is not None]
+    if references is None:
+        references = [Reference(ClassifierFeatures(classifier))] if classifier is not None else []
     if len(present) < len(tasks):
-        classifier = None  # samples of all tasks must not be judged by a part of them
+        classifier, references = None, []  # samples of all tasks must not be judged by a part of them
     event: dict[str, Any] = {"event": "evaluation", "task": len(tasks) - 1, "seen": len(tasks)}
     with matmul_precision(trainer.device):
         if "nll" in metrics:
             event["nll"] = _nll(trainer, tasks, settings.samples, progress)
             event["forgetting"] = _forgetting([*history, event], trainer)
-        if classifier is not None and {"diversity", "frechet"} & set(metrics):
-            features = classifier.features(generate(trainer, settings.generated))
-            if "diversity" in metrics:
-                event["diversity"] = _diversity(features, present, classifier)
-            if "frechet" in metrics:
-                event["frechet"] = _frechet(features, present, classifier)
+        counts_classes = "diversity" in metrics and classifier is not None
+        compares = bool(ON_FEATURES & set(metrics)) and bool(references)
+        samples = generate(trainer, settings.generated) if counts_classes or compares else torch.empty(0)
+        if counts_classes and classifier is not None:
+            event["diversity"] = _diversity(classifier.features(samples), present, classifier)
+        if compares:
+            event["frechet"] = _frechet(samples, present, references)
+        if classifier is not None and (counts_classes or compares):
             event["classifier"] = {"accuracy": classifier.accuracy, "digest": classifier.digest}
     event["posterior"] = posterior_health(trainer, tasks)
     event["ledger"] = ledger(trainer)
@@ -173,8 +183,19 @@ def _diversity(features: Tensor, tasks: Sequence[Task], classifier: Classifier) 
     }
 
 
-def _frechet(features: Tensor, tasks: Sequence[Task], classifier: Classifier) -> dict[str, Any]:
-    """Return the distance between samples with features (R, N, F) and the test images of the tasks seen."""
-    real = torch.cat([task.test.images for task in tasks]).to(features.device)
-    distances = frechet_distance(moments(features), moments(classifier.features(real)))
-    return {"pooled": listed(distances.cpu().numpy()), "features": "classifier"}
+def _frechet(samples: Tensor, tasks: Sequence[Task], references: Sequence[Reference]) -> dict[str, Any]:
+    """Return how near samples (R, N, D) are to the images of the tasks seen, on the features of each network."""
+    sets: dict[str, dict[str, Any]] = {}
+    for reference in references:
+        features = torch.stack([reference.network.features(own) for own in samples])
+        scores = reference.scores(features, tasks)
+        numbers = {name: listed(values.cpu().numpy()) for name, values in scores._asdict().items()}
+        images = sum(len(task.test.images) for task in tasks)
+        sets[reference.network.name] = {
+            **numbers,
+            "images": images,
+            "samples": samples.shape[1],
+            "digest": reference.network.digest,
+        }
+    first = next(iter(sets))
+    return {"pooled": sets[first]["frechet"], "features": first, "sets": sets}

@@ -6,6 +6,7 @@ number depends on the network the features come from: distances are comparable o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,19 +26,32 @@ class Moments(NamedTuple):
     """How many feature vectors; the distance is biased upwards where n is small."""
 
 
-def moments(features: Tensor) -> Moments:
-    """Return the moments of `features` `(..., n, F)`.
+def moments(features: Tensor, least: int = 2) -> Moments:
+    """Return the moments of `features` `(..., n, F)`; with `least` 1, one vector alone has the covariance 0.
 
     >>> moments(torch.tensor([[0.0], [2.0]]))
     Moments(mean=tensor([1.], dtype=torch.float64), covariance=tensor([[2.]], dtype=torch.float64), n=2)
     """
-    if features.ndim < 2 or features.shape[-2] < 2 or features.shape[-1] < 1:
-        raise InputError(f"features have shape {tuple(features.shape)}: give (..., n, F) with n at least 2")
+    if features.ndim < 2 or features.shape[-2] < least or features.shape[-1] < 1:
+        raise InputError(f"features have shape {tuple(features.shape)}: give (..., n, F) with n at least {least}")
     features = features.detach().double()
     mean = features.mean(-2)
     centred = features - mean.unsqueeze(-2)
     n = features.shape[-2]
-    return Moments(mean, centred.mT @ centred / (n - 1), n)
+    return Moments(mean, centred.mT @ centred / max(n - 1, 1), n)
+
+
+def joined(parts: Sequence[Moments]) -> Moments:
+    """Return the moments of several sets of features taken together.
+
+    >>> joined([moments(torch.tensor([[0.0], [2.0]])), moments(torch.tensor([[4.0]]), least=1)])
+    Moments(mean=tensor([2.], dtype=torch.float64), covariance=tensor([[4.]], dtype=torch.float64), n=3)
+    """
+    n = sum(part.n for part in parts)
+    mean = torch.stack([part.n / n * part.mean for part in parts]).sum(0)
+    apart = torch.stack([(part.n / (n - 1)) ** 0.5 * (part.mean - mean) for part in parts])
+    within = torch.stack([(part.n - 1) / (n - 1) * part.covariance for part in parts]).sum(0)
+    return Moments(mean, within + apart.mT @ apart, n)
 
 
 def frechet_distance(a: Moments, b: Moments) -> Tensor:

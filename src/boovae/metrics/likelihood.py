@@ -17,6 +17,7 @@ from torch import Tensor
 
 from boovae.distributions import LOG_TWO_PI, DiagonalNormal
 from boovae.errors import InputError
+from boovae.nets import ConvDecoder
 from boovae.training.randomness import seed_for
 from boovae.training.replicas import Replicas
 from boovae.vae import VAE
@@ -74,7 +75,7 @@ def log_likelihood(
         raise InputError("images is empty: there is nothing to score")
     model = replicas.model
     # Floats that one sample of one image takes; compiled, the components' share is never stored.
-    row = images.shape[1] + (0 if compile else model.prior.components * model.latent_dim)
+    row = _widest(model, images.shape[1]) + (0 if compile else model.prior.components * model.latent_dim)
     per_chunk = max(1, min(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row)))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
@@ -123,6 +124,13 @@ def _noise(samples: int, latent_dim: int, seed: int, device: torch.device) -> Te
     """Return the noise (S, L) that all images share."""
     generator = torch.Generator(device).manual_seed(seed_for(seed, "likelihood"))
     return torch.randn(samples, latent_dim, generator=generator, device=device)
+
+
+def _widest(model: VAE, pixels: int) -> int:
+    """Return the values that a decoder holds at once for one latent: those of its outputs, or of its convolutions."""
+    # A convolution, its normalisation and its ReLU each leave an array.
+    widths = [3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, ConvDecoder)]
+    return max([pixels, *widths])
 
 
 def _stream(

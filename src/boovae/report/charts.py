@@ -155,6 +155,14 @@ def forgetting_over_tasks(run: Run, colour: int) -> Series:
     return Series(seen, mean(values), np.nan_to_num(deviation(values)), colour, marks=True)
 
 
+def distance_over_tasks(features: str, run: Run, colour: int) -> Series:
+    """Return the Fréchet distance on some features against the number of tasks seen."""
+    found = [e for e in run.evaluations if features in e.fidelity]
+    values = np.array([e.fidelity[features].frechet for e in found], dtype=np.float64).reshape(-1, len(run.seeds))
+    seen = np.array([e.task + 1.0 for e in found])
+    return Series(seen, mean(values), np.nan_to_num(deviation(values)), colour, marks=True)
+
+
 def over_components(gain: Gain, colour: int) -> Series:
     """Return by how much a task's divergence has fallen with so many components, from the smallest mixture on."""
     gained = gain.divergence[:1] - gain.divergence

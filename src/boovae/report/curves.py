@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from boovae.experiments.paper import METHOD_NAMES
-from boovae.report.charts import COLOURS, Series, forgetting_over_tasks, over_components, over_epochs, over_tasks
-from boovae.report.findings import printed
+from boovae.report.charts import (
+    COLOURS,
+    Series,
+    distance_over_tasks,
+    forgetting_over_tasks,
+    over_components,
+    over_epochs,
+    over_tasks,
+)
+from boovae.report.findings import distance_name, printed
 from boovae.report.plots import SYMBOLS, Chart, Line, line_plot, map_plot, round_of
 from boovae.report.read import Run
 
@@ -28,7 +37,7 @@ def has_paper(runs: Sequence[Run]) -> bool:
 
 
 def curves(runs: Sequence[Run], labels: Sequence[str]) -> list[Chart]:
-    """Draw NLL, diversity, forgetting and memory over the tasks seen."""
+    """Draw NLL, diversity, forgetting, distances and memory over the tasks seen."""
 
     def lines(make: Callable[[Run, int], Series], metric: str = "") -> list[Line]:
         ours = [
@@ -38,12 +47,17 @@ def curves(runs: Sequence[Run], labels: Sequence[str]) -> list[Chart]:
         ]
         return ours + [line for index, run in enumerate(runs) for line in _paper(run, metric, index)]
 
+    distances = [
+        (lines(partial(distance_over_tasks, features)), f"{distance_name(features)} (0 is best)")
+        for features in dict.fromkeys(name for run in runs for e in run.evaluations for name in e.fidelity)
+    ]
     drawn = [
         line_plot(found, title, "tasks seen", at="tasks seen: %{x}")
         for found, title in (
             (lines(lambda run, colour: over_tasks(run, "nll", colour), "nll"), "NLL of all tasks seen, nats"),
             (lines(lambda run, colour: over_tasks(run, "diversity", colour), "diversity"), "Diversity (0 is best)"),
             (lines(forgetting_over_tasks), "Forgetting: mean of the earlier tasks, nats"),
+            *distances,
             (lines(_memory), "Memory of the past per replica, kB"),
         )
     ]

@@ -10,7 +10,7 @@ import numpy as np
 from boovae.experiments.paper import DECIMALS, Printed, numbers
 from boovae.report.log import Floats
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
-from boovae.report.read import Evaluation, Run
+from boovae.report.read import Evaluation, Fidelity, Run
 
 #: Settings of the stream for which the paper has numbers.
 USUAL: dict[str, str | None] = {"classes_per_task": "1", "binarize": "none", "limit": None, "class_order": None}
@@ -77,11 +77,26 @@ def headlines(run: Run) -> list[Headline]:
             "the classifier that counts the classes for diversity",
         ),
     ]
-    if np.isfinite(last.frechet).any():
-        rows.append(
-            Headline("Fréchet distance", plus_minus(last.frechet), "samples against test images; lower is better")
-        )
+    rows += [_fidelity(name, numbers) for name, numbers in last.fidelity.items() if np.isfinite(numbers.frechet).any()]
     return [*rows, *_forgetting_rows(run, last), *_cost_rows(run, last)]
+
+
+def distance_name(features: str) -> str:
+    """Return what a Fréchet distance on these features is called: only on those of Inception it is an FID.
+
+    >>> distance_name("inception"), distance_name("classifier")
+    ('FID', 'Fréchet distance (classifier)')
+    """
+    return "FID" if features == "inception" else f"Fréchet distance ({features})"
+
+
+def _fidelity(name: str, numbers: Fidelity) -> Headline:
+    detail = "samples against test images; lower is better"
+    if math.isfinite(float(mean(numbers.kid))):
+        shares = f"precision {percent(float(mean(numbers.precision)))}, recall {percent(float(mean(numbers.recall)))}"
+        against = f"against training images {number(float(mean(numbers.frechet_train)))}"
+        detail = f"{detail}; {against}; KID {number(float(mean(numbers.kid)), 4)}; {shares}"
+    return Headline(distance_name(name), plus_minus(numbers.frechet), detail)
 
 
 def _diversity(last: Evaluation, paper: str) -> Headline:

@@ -42,6 +42,19 @@ class Divergence:
 
 
 @dataclass(frozen=True)
+class Fidelity:
+    """How near samples are to real images on the features of one network; arrays are [R]."""
+
+    frechet: Floats
+    frechet_train: Floats
+    kid: Floats
+    precision: Floats
+    recall: Floats
+    images: float
+    samples: float
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """All numbers after one task, seen = task + 1; NaN where a number is missing."""
 
@@ -54,7 +67,7 @@ class Evaluation:
     diversity: Floats  # [R]
     proportions: Floats  # R x classes
     classes: list[str]
-    frechet: Floats  # [R]
+    fidelity: dict[str, Fidelity]  # by the network whose features are compared
     accuracy: float
     forgetting: Floats  # seen x [R], under the task's own components
     forgetting_pooled: Floats  # seen x [R]
@@ -245,7 +258,7 @@ def _evaluation(event: Event, replicas: int) -> Evaluation:
         diversity=event.array("diversity.table", replicas),
         proportions=event.array("diversity.proportions", replicas, len(classes)),
         classes=classes,
-        frechet=event.array("frechet.pooled", replicas),
+        fidelity=_fidelity(event, replicas),
         accuracy=event.number("classifier.accuracy"),
         forgetting=event.array("forgetting.own", seen, replicas),
         forgetting_pooled=event.array("forgetting.pooled", seen, replicas),
@@ -257,6 +270,26 @@ def _evaluation(event: Event, replicas: int) -> Evaluation:
         active_units=event.array("posterior.active_units", seen, replicas),
         at_upper_limit=event.array("posterior.at_upper_limit", seen, replicas),
     )
+
+
+def _fidelity(event: Event, replicas: int) -> dict[str, Fidelity]:
+    """Return the distances by features; a log of an earlier version has one, and the Fréchet distance alone."""
+    sets = event.mapping("frechet.sets")
+    if not sets and event.value("frechet.pooled") is not None:
+        sets = {event.value("frechet.features"): {"frechet": event.value("frechet.pooled")}}
+    found = {}
+    for name, content in sets.items():
+        numbers = Event(event.where, content if isinstance(content, dict) else {})
+        found[str(name)] = Fidelity(
+            frechet=numbers.array("frechet", replicas),
+            frechet_train=numbers.array("frechet_train", replicas),
+            kid=numbers.array("kid", replicas),
+            precision=numbers.array("precision", replicas),
+            recall=numbers.array("recall", replicas),
+            images=numbers.number("images"),
+            samples=numbers.number("samples"),
+        )
+    return found
 
 
 def _timings(path: Path, notes: list[str]) -> dict[int, Timing]:

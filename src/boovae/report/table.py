@@ -44,7 +44,7 @@ def rows(event: dict[str, Any], seeds: list[int]) -> Iterator[tuple[Any, ...]]:
         "diversity": event.get("diversity", {}).get("table"),
         "diversity_uniform": event.get("diversity", {}).get("uniform"),
         "diversity_bernoulli": event.get("diversity", {}).get("bernoulli"),
-        "frechet_classifier": event.get("frechet", {}).get("pooled"),
+        **_distances(event.get("frechet", {})),
     }
     for metric, values in whole.items():
         for seed, value in zip(seeds, values or (), strict=False):
@@ -60,6 +60,15 @@ def rows(event: dict[str, Any], seeds: list[int]) -> Iterator[tuple[Any, ...]]:
             for seed, value in zip(seeds, values, strict=True):
                 yield event["seen"], metric, task, seed, value
     yield event["seen"], "memory_bytes", "", "", event["ledger"]["memory_bytes"]
+
+
+def _distances(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers on features by name: frechet_classifier, kid_efficientnet-lite0, …, fid for Inception."""
+    sets = found.get("sets") or {found.get("features"): {"frechet": found.get("pooled")}}
+    keys = ("frechet", "frechet_train", "kid", "precision", "recall")
+    names = {(key, features): f"{key}_{features}" for features in sets for key in keys}
+    names |= {("frechet", "inception"): "fid", ("frechet_train", "inception"): "fid_train"}
+    return {names[key, features]: numbers.get(key) for features, numbers in sets.items() for key in keys}
 
 
 def _seconds(run: Path) -> str:

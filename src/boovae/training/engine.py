@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,12 +16,16 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from boovae.normalisation import follow, learning
 from boovae.training.optim import adam_step
+from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas, replica_of
 from boovae.vae import VAE
 
 #: Steps whose noise is drawn at once; a checkpoint can be taken between two blocks.
 BLOCK = 16
+#: Random numbers of one replica that a block may hold.
+BLOCK_VALUES = 2**27
 #: Most images per chunk of a validation pass.
 VALIDATION_CHUNK = 1000
 
@@ -83,13 +88,14 @@ class Engine:
         valid_noise: dict[str, Tensor],
         *,
         settled: bool = True,
+        block: int = BLOCK,
     ) -> None:
         """Take the images of a task: (N, D) for all replicas alike, or (R, N, D).
 
         A step that will have another form in the next task (not `settled`) is not worth compiling.
 
         `state` holds what the method's penalty reads, {name: (R, ...)}; `valid_noise` {name: (R, chunks, ...)},
-        drawn for chunks of `validation_chunk` images.
+        drawn for chunks of `validation_chunk` images. A block has at most `block` steps.
         """
         if any(self.first[name].shape != tensor.shape for name, tensor in self.replicas.parameters.items()):
             self._make_moments()  # the model has grown
@@ -104,6 +110,7 @@ class Engine:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._valid_graph: torch.cuda.CUDAGraph | None = None
         self._block: dict[str, Tensor] = {}
+        self._block_steps = block
         self._position = torch.zeros(1, dtype=torch.long, device=train.device)
         replicas = self.replicas
         learned = (replicas.parameters, self.first, self.second, replicas.buffers, self.rate, self.steps)
@@ -142,12 +149,12 @@ class Engine:
         self._position.zero_()
         for name, tensor in block.items():
             if name not in self._block:
-                self._block[name] = tensor.new_zeros(tensor.shape[0], BLOCK, *tensor.shape[2:])
+                self._block[name] = tensor.new_zeros(tensor.shape[0], self._block_steps, *tensor.shape[2:])
             self._block[name][:, : tensor.shape[1]] = tensor
 
     def _recorded_step(self) -> None:
         self._step({name: room.index_select(1, self._position).squeeze(1) for name, room in self._block.items()})
-        self._position.add_(1).remainder_(BLOCK)
+        self._position.add_(1).remainder_(self._block_steps)
 
     def _step(self, draws: dict[str, Tensor]) -> None:
         """One step of all replicas; `draws` holds the order (R, B) of the images and the noise {name: (R, ...)}."""
@@ -179,38 +186,42 @@ class Engine:
         batch: Batch,
     ) -> dict[str, Tensor]:
         """One step of Adam for all stacked replicas (`rate` (R,)) or for one (`rate` ()); return the loss terms."""
-        gradients, terms = self._gradients(parameters, buffers, batch, stacked=rate.dim() == 1)
+        gradients, terms, statistics = self._gradients(parameters, buffers, batch, stacked=rate.dim() == 1)
         before = {name: tensor.clone() for name, tensor in parameters.items()} if self.track is not None else {}
         p, g, m, v = ([tensors[name] for name in parameters] for tensors in (parameters, gradients, first, second))
         adam_step(p, g, m, v, rate, steps)
+        follow(buffers, statistics)
         if self.track is not None:
             self.track(batch["state"], Step(before, gradients, after=parameters))
         return terms
 
     def _gradients(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch, *, stacked: bool
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return gradients and loss terms of all stacked replicas, or of one."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """Return gradients, loss terms and batch statistics of all stacked replicas, or of one."""
         if self.functional:
             gradient_of = grad(self._loss, has_aux=True)
-            result: tuple[dict[str, Tensor], dict[str, Tensor]] = (vmap(gradient_of) if stacked else gradient_of)(
-                parameters, buffers, batch
-            )
-            return result
+            gradients, (terms, statistics) = (vmap(gradient_of) if stacked else gradient_of)(parameters, buffers, batch)
+            return gradients, terms, statistics
         # The same numbers by plain autograd: on small networks a quarter less overhead.
         with torch.enable_grad():
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-            loss, terms = (vmap(self._loss) if stacked else self._loss)(leaves, buffers, batch)
-            gradients = torch.autograd.grad(
-                loss.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
-            )
-        return dict(zip(leaves, gradients, strict=True)), {name: term.detach() for name, term in terms.items()}
+            loss, (terms, statistics) = (vmap(self._loss) if stacked else self._loss)(leaves, buffers, batch)
+            found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        terms = {name: term.detach() for name, term in terms.items()}
+        return dict(zip(leaves, found, strict=True)), terms, statistics
 
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        terms = self.replicas.call({**parameters, **buffers}, self.objective, batch)
-        return terms["loss"], terms
+    ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        """Return the loss of one replica; beside it its terms, and the statistics that its networks saw."""
+        terms, statistics = self.replicas.call({**parameters, **buffers}, self._learned, batch)
+        return terms["loss"], (terms, statistics)
+
+    def _learned(self, model: VAE, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        with learning(model) as statistics:
+            terms = self.objective(model, batch)
+        return terms, statistics
 
     # --- validation ---------------------------------------------------------------------------------------------
 
@@ -250,7 +261,7 @@ class Engine:
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record `function` as a CUDA graph; recording runs it for real, so the state is put back afterwards."""
-        dictionaries = (self.replicas.parameters, self.first, self.second)
+        dictionaries = (self.replicas.tensors(), self.first, self.second)
         state = [tensor for tensors in dictionaries for tensor in tensors.values()] + [self.steps, self._position]
         if self.track is not None:
             state += self.state.values()
@@ -290,6 +301,12 @@ def capture(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
 @functools.cache
 def _capture_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
+
+
+def block_length(draws: Mapping[str, Draw]) -> int:
+    """Return for how many steps random numbers are drawn at once: fewer where a step wants many."""
+    values = sum(math.prod(draw.shape) for draw in draws.values())
+    return max(1, min(BLOCK, BLOCK_VALUES // max(values, 1)))
 
 
 def validation_chunk(images: int) -> int:

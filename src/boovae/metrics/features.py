@@ -1,0 +1,213 @@
+"""Networks that turn images into features, by name. A distance on features carries the name of its network.
+
+==========================  ==========================================================================================
+`classifier`                our own, trained on the dataset
+`efficientnet-lite0`        ImageNet features, 1280; the weights come with the extra `features` and need no network
+`inception`                 the network of the common FID, 2048 features; `inception:FILE` names the weights file,
+                            else it is looked for beside the datasets and in the cache, then downloaded
+`torchscript:FILE`          any network saved by `torch.jit.save`: colour pictures (n, 3, h, w) in [0, 1] to (n, F)
+==========================  ==========================================================================================
+
+Only the Fréchet distance on `inception` features is an FID.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from boovae.data.download import ResumingDownloader, cache_folder, search_folders
+from boovae.errors import InputError, unknown_name
+from boovae.metrics.classifier import Classifier
+
+NAMES = ("classifier", "efficientnet-lite0", "inception", "inception:FILE", "torchscript:FILE")
+#: Pictures that go through a network at once: on a CPU few, because every layer allocates its outputs anew.
+BATCH = {"cuda": 256, "cpu": 16}
+
+INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
+INCEPTION_MIRROR = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
+#: How the SHA-256 of the weights begins; it is part of the file's name.
+INCEPTION_HASH = "6726825d"
+
+
+class Features(Protocol):
+    """A network whose features samples and real images are compared on."""
+
+    @property
+    def name(self) -> str:
+        """What a number on these features must say."""
+
+    @property
+    def digest(self) -> str:
+        """What decides the features: two networks with the same digest give the same."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features (..., F) of images (..., D)."""
+
+
+class PictureFeatures:
+    """A network for colour pictures in [0, 1], fed with images of a dataset as they would be stored: 8 bits a pixel."""
+
+    def __init__(
+        self,
+        name: str,
+        network: nn.Module,
+        digest: str,
+        shape: Sequence[int],
+        pixel_range: tuple[float, float],
+        device: torch.device,
+    ) -> None:
+        if len(shape) < 2:
+            raise InputError(f"--features {name} is for pictures, and these are {shape[0]} features; use classifier")
+        self.name, self.digest = name, digest
+        self.shape, self.pixel_range, self.device = (1, *shape)[-3:], pixel_range, device
+        self.network = network.to(device).eval()
+
+    def pictures(self, images: Tensor) -> Tensor:
+        """Return flat images (n, D) as colour pictures (n, 3, h, w) in [0, 1], rounded to 8 bits."""
+        low, high = self.pixel_range
+        unit = ((images.to(self.device).float() - low) / (high - low)).clamp(0, 1)
+        pictures = (255 * unit).round().div(255).reshape(-1, *self.shape)
+        return pictures.expand(-1, 3, -1, -1)
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features (..., F) of images (..., D)."""
+        flat = images.reshape(-1, math.prod(self.shape))
+        parts = flat.split(BATCH[self.device.type])
+        found = [self.network(self.pictures(part)) for part in parts]
+        if found[0].ndim != 2 or len(found[0]) != len(parts[0]):
+            raise InputError(f"--features {self.name}: gives {tuple(found[0].shape)} for {len(parts[0])} pictures")
+        features: Tensor = torch.cat(found).float().unflatten(0, images.shape[:-1])
+        return features
+
+
+class ClassifierFeatures:
+    """The penultimate layer of the dataset's own classifier."""
+
+    name = "classifier"
+
+    def __init__(self, classifier: Classifier) -> None:
+        self.classifier = classifier
+        self.digest = classifier.digest
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features (..., 128) of images (..., D)."""
+        return self.classifier.features(images)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names of networks that do not exist, before any work is done."""
+    for name in names:
+        kind, _, path = name.partition(":")
+        if kind not in {known.partition(":")[0] for known in NAMES} or (kind == "torchscript" and not path):
+            raise unknown_name("features (--features)", name, NAMES)
+        if path and (kind not in ("inception", "torchscript") or not Path(path).expanduser().is_file()):
+            raise InputError(f"--features {name}: no such file")
+    if len(set(names)) < len(names) or not names:
+        raise InputError(f"--features {' '.join(names)}: name each network once, and at least one")
+
+
+def make_features(
+    name: str,
+    shape: Sequence[int],
+    pixel_range: tuple[float, float],
+    device: torch.device,
+    *,
+    classifier: Classifier | None = None,
+    data_dir: str | Path | None = None,
+) -> Features:
+    """Return the network called `name` for images of `shape`; `classifier` is the dataset's own."""
+    check_names([name])
+    kind, _, path = name.partition(":")
+    if kind == "classifier":
+        if classifier is None:
+            raise InputError("--features classifier: there is none for a single class; name another network")
+        return ClassifierFeatures(classifier)
+    if kind == "torchscript":
+        file = Path(path).expanduser()
+        digest = _sha256(file)
+        return PictureFeatures(f"{file.name}:{digest[:8]}", _script(file, device), digest, shape, pixel_range, device)
+    network, file = _efficientnet() if kind == "efficientnet-lite0" else _inception(path, data_dir)
+    return PictureFeatures(kind, network, _sha256(file), shape, pixel_range, device)
+
+
+def _efficientnet() -> tuple[nn.Module, Path]:
+    from boovae.metrics.efficientnet import EfficientNetLite0, own_name, weights_file
+
+    file = weights_file()
+    return _loaded(EfficientNetLite0(), {own_name(key): value for key, value in _weights(file).items()}, file), file
+
+
+def _inception(path: str, data_dir: str | Path | None) -> tuple[nn.Module, Path]:
+    from boovae.metrics.inception import Inception
+
+    file = Path(path).expanduser() if path else _inception_file(data_dir)
+    return _loaded(Inception(), _weights(file), file), file
+
+
+def _loaded(network: nn.Module, weights: dict[str, Tensor], file: Path) -> nn.Module:
+    """Return the network with these weights; any that does not fit is named."""
+    own = network.state_dict()
+    for name in sorted(own.keys() ^ weights.keys()):
+        raise InputError(f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; not the weights it takes")
+    for name, value in weights.items():
+        if value.shape != own[name].shape:
+            raise InputError(f"{file}: '{name}' is {tuple(value.shape)}, not {tuple(own[name].shape)}; not the weights")
+    network.load_state_dict(weights)
+    return network
+
+
+def _weights(file: Path) -> dict[str, Tensor]:
+    """Read a file of weights; nothing in it is executed."""
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files fail in too many ways to list
+        raise InputError(f"{file}: cannot be read as weights ({type(error).__name__}); get it again") from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise InputError(f"{file}: holds something else than named weights; get it again")
+    return dict(found)
+
+
+def _script(file: Path, device: torch.device) -> nn.Module:
+    try:
+        network: nn.Module = torch.jit.load(str(file), map_location=device)
+    except Exception as error:  # damaged files fail in too many ways to list
+        raise InputError(f"--features torchscript:{file}: no TorchScript file ({type(error).__name__})") from error
+    return network
+
+
+def _inception_file(data_dir: str | Path | None) -> Path:
+    """Return the weights of the common FID: beside the datasets, in the cache, or downloaded."""
+    import pooch
+
+    for folder in search_folders(data_dir):
+        if (folder / "inception" / INCEPTION_FILE).is_file():
+            return folder / "inception" / INCEPTION_FILE
+    folder = cache_folder() / "inception"
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"{INCEPTION_FILE}.part"
+        url, fetch = INCEPTION_MIRROR + INCEPTION_FILE, ResumingDownloader(part)
+        file = Path(pooch.retrieve(url, None, fname=INCEPTION_FILE, path=folder, downloader=fetch))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--features inception: {INCEPTION_FILE} is not on this disk and could not be downloaded ({error}).\n"
+            f"Put it at {search_folders(data_dir)[0] / 'inception' / INCEPTION_FILE}, or name it: inception:FILE"
+        ) from error
+    if not _sha256(file).startswith(INCEPTION_HASH):
+        file.unlink()
+        raise InputError(f"--features inception: what came from {INCEPTION_MIRROR} is not the weights file; try again")
+    return file
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
