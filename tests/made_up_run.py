@@ -54,7 +54,7 @@ def make_run(
             "method": method,
             "dataset": "mnist",
         }
-        | {"shape": [28, 28], "tasks": names, "split": {"how": "by class", "digest": "5f1c"}}
+        | {"shape": [28, 28], "tasks": names, "split": {"how": "by class", "digest": "5f1c", "binarize": "none"}}
     ]
     learned: list[np.ndarray[Any, Any]] = []
     for task in range(min(done + 1, tasks)):

@@ -89,7 +89,7 @@ def visit(browser: Browser, pages: dict[str, Path]) -> Iterator[Callable[..., Vi
 def test_all_charts_are_drawn_and_nothing_is_fetched(visit: Callable[..., Visit]) -> None:
     seen = visit("one")
     plots = seen.page.locator(".plot")
-    assert plots.count() == 4 + 1 + 1 + 2  # curves, gains, map, training
+    assert plots.count() == 5 + 1 + 1 + 2  # curves, gains, map, training
     for index in range(plots.count()):
         assert plots.nth(index).locator(".scatterlayer .trace").count() > 0
     assert plots.first.locator(".points path").count() == 3 + 2  # our points, and the paper's from the second task on

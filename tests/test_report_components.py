@@ -95,7 +95,7 @@ def test_the_components_of_two_runs_share_no_ids(tmp_path: Path) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     plots = sum(attributes.get("class") == "plot" for _, attributes in page.tags)
-    assert plots == 6 + 2
+    assert plots == 7 + 2
     assert sum(tag == "summary" for tag, _ in page.tags) == plots + 2 + 2
 
 
