@@ -66,13 +66,13 @@ def compiling_pays(images: int, settings: Settings, device: torch.device) -> boo
 
 
 def source_commit() -> str:
-    """Return the commit of the source: from its checkout, or from BOOVAE_COMMIT where only the files were copied."""
+    """Return the commit of the source: what BOOVAE_COMMIT says, for copied files, or what its checkout says."""
     root = Path(__file__).parents[2]
-    found = ""
-    if (root / ".git").exists() and shutil.which("git"):
+    found = os.environ.get("BOOVAE_COMMIT", "")
+    if not found and (root / ".git").exists() and shutil.which("git"):
         words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-    return found or os.environ.get("BOOVAE_COMMIT", "unknown")
+    return found or "unknown"
 
 
 def environment(device: torch.device, compiled: bool, command: str) -> dict[str, Any]:
