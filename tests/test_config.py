@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from boovae.config import RECIPES, Settings, flag, from_mapping, read_toml, resolve, to_toml
+from boovae.config import Settings, flag, from_mapping, read_toml, resolve, to_toml
 from boovae.errors import InputError
+from boovae.presets import RECIPES
 
 positive = st.integers(1, 10**12)
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -330,3 +332,13 @@ class Datasets:
 @dataclass(frozen=True)
 class Methods:
     """List the continual-learning methods."""
+
+
+def settings_of(arguments: Settings) -> Settings:
+    """Return the settings alone, without what a command takes besides."""
+    return Settings(**{item.name: getattr(arguments, item.name) for item in fields(Settings)})
+
+
+def command_line() -> str:
+    """Return what was typed, without the path of the program on this machine."""
+    return shlex.join(["boovae", *sys.argv[1:]])

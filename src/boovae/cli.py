@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -30,10 +29,13 @@ from boovae.arguments import (
     Toy,
     Train,
     Tune,
+    command_line,
+    settings_of,
 )
 from boovae.config import Settings, folder_name, read_toml, resolve
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
-from boovae.show import grouped, print_components, print_rows, print_table, spread
+from boovae.experiments.verbs import bench, latent_map, replay, toy
+from boovae.show import print_components, print_rows, print_table, spread
 
 if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
@@ -45,7 +47,7 @@ def train(arguments: Train) -> None:
     from boovae.recall import load_data
     from boovae.run import train as run_train
 
-    settings = _settings(arguments)
+    settings = settings_of(arguments)
     if arguments.detect_tasks:
         settings = _with_borders(settings, arguments)
     stream = load_data(settings, arguments.data_dir)
@@ -62,7 +64,7 @@ def train(arguments: Train) -> None:
         features=arguments.features,
         data_dir=arguments.data_dir,
         display=make_display(quiet=arguments.quiet),
-        command=_command(),
+        command=command_line(),
     )
     _conclude(out, arguments)
 
@@ -83,7 +85,7 @@ def extend(arguments: Extend) -> None:
         log=arguments.log,
         features=arguments.features,
         display=make_display(quiet=arguments.quiet),
-        command=_command(),
+        command=command_line(),
     )
     _conclude(arguments.run, arguments)
 
@@ -95,7 +97,7 @@ def tune(arguments: Tune) -> None:
     from boovae.recall import load_data
     from boovae.tune import best, search, write_recipe
 
-    settings = _settings(arguments)
+    settings = settings_of(arguments)
     with closing(make_display(quiet=arguments.json)) as display:
         trials = search(
             settings,
@@ -214,49 +216,6 @@ def export(arguments: Export) -> None:
         print(path)
 
 
-def toy(arguments: Toy) -> None:
-    """Boost on densities that can be seen."""
-    from boovae.experiments.toy import run
-
-    rows = run(arguments, _command())
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    head = ("target", "objective", "components", "KL to the mixture", "KL from the mixture")
-    last = {row["target"]: row["components"] for row in rows}
-    shown = [row for row in rows if row["components"] in (1, last[row["target"]])]
-    print_rows(head, grouped(shown, head[:3], ("kl_target_mixture", "kl_mixture_target"), digits=3))
-    print(f"figure: {arguments.out / 'toy.png'}", file=sys.stderr)
-
-
-def latent_map(arguments: LatentMap) -> None:
-    """Draw priors and aggregated posteriors."""
-    from boovae.experiments.latent_map import run
-
-    rows = run(_settings(arguments), arguments, _command())
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    print_rows(("method", "tasks seen", "KL to the prior"), grouped(rows, ("method", "tasks_seen"), ("kl",), digits=3))
-    print(f"figure: {arguments.out / 'latent_map.png'}", file=sys.stderr)
-
-
-def replay(arguments: Replay) -> None:
-    """Teach classifiers with generated images."""
-    from boovae.experiments.replay import run
-
-    rows = run(_settings(arguments), arguments, _command())
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    head = ("curve", "tasks seen", "task-incremental", "class-incremental")
-    seen = max(row["tasks_seen"] for row in rows)
-    last = [row for row in rows if row["tasks_seen"] == seen]
-    values = ("task_incremental", "class_incremental")
-    print_rows(head, grouped(last, ("curve", "tasks_seen"), values, digits=4))
-    print(f"figure: {arguments.out / 'replay.png'}", file=sys.stderr)
-
-
 def report(arguments: Report) -> None:
     """Write the page."""
     from boovae.report import write_csv, write_report
@@ -268,22 +227,6 @@ def report(arguments: Report) -> None:
         if len(arguments.runs) > 1:
             raise InputError("--csv takes the numbers of one run; name one run folder")
         print(write_csv(arguments.runs[0], arguments.csv))
-
-
-def bench(arguments: Bench) -> None:
-    """Run a study, write its tables and figures."""
-    from boovae.experiments.bench import bench as run_bench
-
-    outcome = run_bench(arguments, _command())
-    if arguments.json:
-        print(json.dumps(dataclasses.asdict(outcome)))
-    else:
-        if outcome.findings:
-            print_rows(("what", "where it stands"), list(outcome.findings.items()))
-        print(f"results: {outcome.results}")
-    if outcome.failed:
-        failed = "\n".join(f"  {title}: {error}" for title, error in outcome.failed.items())
-        raise RunError(f"{len(outcome.failed)} of {outcome.cells} cells failed; the others are finished:\n{failed}")
 
 
 def serve(arguments: Serve) -> None:
@@ -399,10 +342,6 @@ def _value_of(name: str, words: list[str]) -> str | None:
     return value
 
 
-def _settings(arguments: Settings) -> Settings:
-    return Settings(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(Settings)})
-
-
 def _with_borders(settings: Settings, arguments: Train) -> Settings:
     """Return the settings with the borders that are found in the stream, or were when the run began."""
     from boovae.detect import detected
@@ -455,11 +394,6 @@ def _events(folder: Path) -> list[dict[str, Any]]:
 
     with Run.open(folder) as run:
         return run.events("evaluation")
-
-
-def _command() -> str:
-    """Return what was typed, without the path of the program on this machine."""
-    return shlex.join(["boovae", *sys.argv[1:]])
 
 
 if __name__ == "__main__":
