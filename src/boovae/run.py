@@ -66,14 +66,15 @@ class Run:
             make_folder(folder / "samples")
         except OSError as error:
             raise InputError(f"cannot write to {folder} (--out): {error.strerror}; choose another folder") from error
-        run = cls(folder, settings, display)
-        if (folder / "config.toml").exists():  # asked once nobody else can make one
-            run.close()
-            raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
-        write_file(folder / "environment.json", json.dumps(environment, indent=1).encode())
-        write_file(folder / "metrics.jsonl", b"")
-        write_file(folder / "config.toml", to_toml(settings).encode())
-        return run
+        with ExitStack() as stack:
+            run = stack.enter_context(cls(folder, settings, display))
+            if (folder / "config.toml").exists():  # asked once nobody else can make one
+                raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
+            write_file(folder / "environment.json", json.dumps(environment, indent=1).encode())
+            write_file(folder / "metrics.jsonl", b"")
+            write_file(folder / "config.toml", to_toml(settings).encode())
+            stack.pop_all()
+            return run
 
     @classmethod
     def open(cls, folder: Path, display: Display | None = None) -> Run:
