@@ -89,7 +89,7 @@ def test_a_real_file_system_that_is_full_and_then_read_only(tmp_path: Path) -> N
     disk.mkdir()
     command = f"{sys.executable} -m boovae.cli {' '.join(WORDS)} --out {disk}/run"
     done = inside_a_namespace(
-        f"mount -t tmpfs -o size=120k none {disk}; {command}; echo first $?; cp -r {disk}/run {saved}; "
+        f"mount -t tmpfs -o size=48k none {disk}; {command}; echo first $?; cp -r {disk}/run {saved}; "
         f"mount -o remount,ro {disk}; {command}; echo second $?",
         disk,
     )

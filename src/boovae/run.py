@@ -20,7 +20,7 @@ from boovae.inspect import has_components, save_components
 from boovae.machine import choose_device, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.progress import Display, Silent
-from boovae.report.log import check_events, read_events
+from boovae.report.log import checked, read_events
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
 from boovae.training.saved import logged
@@ -102,9 +102,7 @@ class Run:
         """Return what `metrics.jsonl` (or its first `length` bytes) says, all of it or one kind of event."""
         self._flush()
         path = self.folder / "metrics.jsonl"
-        events = list(read_events(path, [], length))  # a torn last line is behind the checkpoint: it is written anew
-        if events:
-            check_events(events, path)
+        events = checked(read_events(path, [], length), path)  # a torn last line is behind the checkpoint
         return [event.data for event in events if kind is None or event.value("event") == kind]
 
     def head(self, length: int | None = None) -> Event:
