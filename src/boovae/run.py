@@ -23,7 +23,7 @@ from boovae.metrics.features import check_names
 from boovae.metrics.judges import Judges, judge
 from boovae.metrics.latent import codes, latent_map
 from boovae.progress import Display, Silent
-from boovae.report.log import check_events, read_events
+from boovae.report.log import checked, read_events
 from boovae.trackers import check_trackers, tracked
 from boovae.training.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
@@ -70,14 +70,15 @@ class Run:
             make_folder(folder / "samples")
         except OSError as error:
             raise InputError(f"cannot write to {folder} (--out): {error.strerror}; choose another folder") from error
-        run = cls(folder, settings, display)
-        if (folder / "config.toml").exists():  # asked once nobody else can make one
-            run.close()
-            raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
-        write_file(folder / "environment.json", json.dumps(environment, indent=1).encode())
-        write_file(folder / "metrics.jsonl", b"")
-        write_file(folder / "config.toml", to_toml(settings).encode())
-        return run
+        with ExitStack() as stack:
+            run = stack.enter_context(cls(folder, settings, display))
+            if (folder / "config.toml").exists():  # asked once nobody else can make one
+                raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
+            write_file(folder / "environment.json", json.dumps(environment, indent=1).encode())
+            write_file(folder / "metrics.jsonl", b"")
+            write_file(folder / "config.toml", to_toml(settings).encode())
+            stack.pop_all()
+            return run
 
     @classmethod
     def open(cls, folder: Path, display: Display | None = None) -> Run:
@@ -105,9 +106,7 @@ class Run:
         """Return what `metrics.jsonl` (or its first `length` bytes) says, all of it or one kind of event."""
         self._flush()
         path = self.folder / "metrics.jsonl"
-        events = list(read_events(path, [], length))  # a torn last line is behind the checkpoint: it is written anew
-        if events:
-            check_events(events, path)
+        events = checked(read_events(path, [], length), path)  # a torn last line is behind the checkpoint
         return [event.data for event in events if kind is None or event.value("event") == kind]
 
     def head(self, length: int | None = None) -> Event:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,14 +131,15 @@ def read_events(path: Path, notes: list[str], length: int | None = None) -> Iter
         yield Event(f"{path}, line {number}", data)
 
 
-def check_events(events: list[Event], path: Path) -> None:
-    """Refuse a log that training, evaluation or a table on the terminal would stumble over."""
-    heads = [event for event in events if event.value("event") == "run"]
-    if len(heads) != 1 or events[0] is not heads[0]:
-        raise InputError(f"{path} must begin with its only 'run' event, found {len(heads)}; copy the whole run folder")
-    replicas = _check_head(heads[0])
-    for event in events[1:]:
+def checked(events: Iterable[Event], path: Path) -> Iterator[Event]:
+    """Yield the events of a log, one after another; refuse what training, evaluation or a table would stumble over."""
+    replicas: int | None = None
+    for event in events:
         kind = event.value("event")
+        if (kind == "run") != (replicas is None):
+            raise InputError(f"{path} must begin with its only 'run' event; copy the whole run folder")
+        if replicas is None:
+            replicas = _check_head(event)
         if kind in ("extend", "task_start"):
             event.task()
             event.text("name")
@@ -148,6 +149,7 @@ def check_events(events: list[Event], path: Path) -> None:
                 event.text("source")
         if kind == "evaluation":
             _check_evaluation(event, replicas)
+        yield event
 
 
 def _check_head(head: Event) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.report.log import check_events, read_bytes, read_events
+from boovae.report.log import checked, read_bytes, read_events
 
 COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
 
@@ -20,10 +20,11 @@ def write_csv(run: Path, out: Path) -> Path:
     """Write all evaluations of a run folder to `out`; lines that start with # say how they were made."""
     try:
         environment = dict(json.loads(read_bytes(run / "environment.json")))
-        events = list(read_events(run / "metrics.jsonl", []))
+        events = list(checked(read_events(run / "metrics.jsonl", []), run / "metrics.jsonl"))
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{run} is no readable run folder: {error}") from error
-    check_events(events, run / "metrics.jsonl")
+    if not events:
+        raise InputError(f"{run / 'metrics.jsonl'} is empty: the run has not begun; `boovae train` begins it")
     seeds = events[0].data["seeds"]
     evaluations = [event.data for event in events if event.value("event") == "evaluation"]
     head = {**environment, "seeds": " ".join(map(str, seeds)), "seconds": _seconds(run)}
