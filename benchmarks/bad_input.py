@@ -23,7 +23,8 @@ from boovae.config import Settings, from_mapping, resolve
 from boovae.data import Stream, load_stream, read_idx, write_idx
 from boovae.errors import BoovaeError
 from boovae.machine import choose_device
-from boovae.run import Run, load_trainer, train
+from boovae.run import load_trainer, train
+from boovae.run_folder import Run
 from boovae.training.trainer import Trainer
 
 Case = Callable[[Path], object]

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import boovae.cli
-import boovae.run
+import boovae.run_folder
 from boovae.cli import main
 
 SMALL = (
@@ -88,7 +88,7 @@ def _evaluation(number: int, stop: Stop) -> None:
 
 
 def _task_end(number: int, stop: Stop) -> None:
-    _counted("boovae.run", "Run.checkpoint", number, stop)
+    _counted("boovae.run_folder", "Run.checkpoint", number, stop)
 
 
 def _rename(number: int, stop: Stop) -> None:
@@ -131,7 +131,7 @@ def live(words: list[str], output: str, moment: str | None, number: int, waiting
     descriptor = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    boovae.run.CHECKPOINT_SECONDS = CHECKPOINT_SECONDS
+    boovae.run_folder.CHECKPOINT_SECONDS = CHECKPOINT_SECONDS
 
     def stop() -> None:
         waiting.send_bytes(b"here")

@@ -199,7 +199,7 @@ def test_other_settings_in_the_same_folder_are_refused(run: Path, capsys: pytest
 
 
 def test_a_folder_in_use_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from boovae.run import Run
+    from boovae.run_folder import Run
 
     with Run.open(run), pytest.raises(SystemExit):
         main(["train", "--tasks", "3", *FAST, "--out", str(run)])

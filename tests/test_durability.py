@@ -21,7 +21,8 @@ from boovae.cli import main
 from boovae.data import Stream
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
-from boovae.run import Run, train
+from boovae.run import train
+from boovae.run_folder import Run
 from boovae.training.checkpoint import load_checkpoint
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -230,7 +231,7 @@ def test_killed_before_the_settings_are_written_a_run_begins_anew(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(boovae.run, "to_toml", die)
+        patch.setattr("boovae.run_folder.to_toml", die)
         with pytest.raises(Killed):
             train(tiny(), digits, tmp_path / "run", metrics=NLL)
     train(tiny(), digits, tmp_path / "run", metrics=NLL)

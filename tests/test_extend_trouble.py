@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import boovae.run
+import boovae.run_folder
 from boovae.cli import main
 from boovae.data import Stream, load_stream
 from boovae.errors import InputError, RunError
 from boovae.extend import extend
 from boovae.report.read import read_run
-from boovae.run import Run, train
+from boovae.run import train
+from boovae.run_folder import Run
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 from conftest import Killed, tiny, with_kills
@@ -38,7 +39,7 @@ def test_killed_again_and_again_it_ends_the_same(
         assert (whole / name).read_bytes() == (killed / name).read_bytes()
 
 
-@pytest.mark.parametrize("moment", ["save_checkpoint", "evaluate", "save_samples"])
+@pytest.mark.parametrize("moment", ["run_folder.save_checkpoint", "run.evaluate", "run.save_samples"])
 def test_killed_at_a_bad_moment_it_ends_the_same(
     moment: str, finished: Callable[..., Path], third: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,7 +49,7 @@ def test_killed_at_a_bad_moment_it_ends_the_same(
     settings = tiny(method="boo+distill", tasks=2)
     whole, killed = extend(finished(settings), third, metrics=NLL), finished(settings)
     with monkeypatch.context() as patch:
-        patch.setattr(boovae.run, moment, die)
+        patch.setattr(f"boovae.{moment}", die)
         with pytest.raises(Killed):
             extend(killed, third, metrics=NLL)
     extend(killed, third, metrics=NLL)
@@ -140,7 +141,7 @@ def test_what_does_not_fit_is_refused_and_the_run_untouched(
 
 
 def test_a_run_in_the_middle_is_refused(digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boovae.run, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(boovae.run_folder, "CHECKPOINT_SECONDS", 0.0)
 
     def die(run: Run, trainer: Trainer, event: Event) -> None:
         if trainer.tasks_done == 1 and trainer.epoch == 2:

@@ -18,7 +18,7 @@ from boovae.distributions import DiagonalNormal
 from boovae.errors import RunError
 from boovae.inspect import drop_costs, pruned
 from boovae.priors.boosted import EMPTY
-from boovae.run import Run
+from boovae.run_folder import Run
 from boovae.training.trainer import Trainer
 from run_folders import events, tensors
 

@@ -28,7 +28,8 @@ from boovae.errors import InputError
 from boovae.files import read_file
 from boovae.report import write_csv
 from boovae.report.read import read_run
-from boovae.run import Run, load_trainer
+from boovae.run import load_trainer
+from boovae.run_folder import Run
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint
 from conftest import tiny
 from hostile_files import bombs

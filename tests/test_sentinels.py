@@ -17,7 +17,8 @@ from boovae.metrics.posterior import posterior_health
 from boovae.progress import Silent
 from boovae.report.read import read_run
 from boovae.report.sentinels import HELP, sentinels
-from boovae.run import Run, train, warn
+from boovae.run import train, warn
+from boovae.run_folder import Run
 from boovae.training.replicas import replica_of
 from boovae.vae import VAE
 from conftest import tiny, trained

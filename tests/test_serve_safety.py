@@ -21,7 +21,8 @@ from starlette.testclient import TestClient
 
 from boovae.cli import main
 from boovae.errors import InputError
-from boovae.run import Run, load_trainer
+from boovae.run import load_trainer
+from boovae.run_folder import Run
 from boovae.serve import serve
 from boovae.serve.app import HEADERS, REQUEST_BYTES, UPLOAD_BYTES
 from boovae.serve.play import MOST_PIXELS, Player

@@ -15,7 +15,8 @@ import boovae.trackers
 from boovae.cli import main
 from boovae.data import Stream
 from boovae.errors import InputError
-from boovae.run import Run, train
+from boovae.run import train
+from boovae.run_folder import Run
 from conftest import tiny, train_with_kills
 
 SETTINGS: dict[str, Any] = {"tasks": 2, "epochs": 3, "seed": 4}

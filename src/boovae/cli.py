@@ -390,7 +390,7 @@ def _report(folder: Path, *, quiet: bool) -> None:
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:
-    from boovae.run import Run
+    from boovae.run_folder import Run
 
     with Run.open(folder) as run:
         return run.events("evaluation")

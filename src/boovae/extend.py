@@ -23,7 +23,8 @@ from boovae.metrics.features import check_names
 from boovae.metrics.judges import Judges, judge
 from boovae.progress import Display
 from boovae.recall import Past, load_data, recall
-from boovae.run import Run, advance, make_trainer, signals
+from boovae.run import advance, make_trainer, signals
+from boovae.run_folder import Run
 from boovae.trackers import check_trackers, tracked
 from boovae.training.events import Event
 from boovae.training.saved import logged

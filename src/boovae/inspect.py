@@ -34,7 +34,7 @@ from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from boovae.methods import Method
-    from boovae.run import Run
+    from boovae.run_folder import Run
     from boovae.vae import VAE
 
 #: Samples of a task's mixture, the same number of each component.

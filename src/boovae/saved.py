@@ -20,7 +20,8 @@ from boovae.data.features import Scaling
 from boovae.defaults import FOREIGN, OWN, plain, python_names
 from boovae.errors import InputError, RunError
 from boovae.machine import choose_device, environment
-from boovae.run import Run, load_trainer, run_event
+from boovae.run import load_trainer, run_event
+from boovae.run_folder import Run
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from boovae.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from boovae.run import Run
+    from boovae.run_folder import Run
 
 Event = dict[str, Any]
 

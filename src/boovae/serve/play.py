@@ -27,7 +27,7 @@ from boovae.machine import matmul_precision, one_thread
 from boovae.metrics.likelihood import log_likelihood, log_likelihood_of_each_task
 from boovae.priors.boosted import TaskMixture
 from boovae.report.pictures import png, singles
-from boovae.run import Run
+from boovae.run_folder import Run
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas, replica_of
 from boovae.training.trainer import Trainer
