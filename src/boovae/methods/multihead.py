@@ -77,8 +77,8 @@ class Multihead(Method):
         return self._heads
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the frozen networks: those of the parameters, for each task."""
-        own = self._own(replicas.parameters) if tasks else {}
+        """Return the shapes of the frozen networks: those of the task's own, for each task."""
+        own = self._own(replicas.tensors()) if tasks else {}
         return {name: (len(tensor), tasks, *tensor.shape[1:]) for name, tensor in own.items()}
 
     def load_memory(self, memory: dict[str, Tensor]) -> None:
