@@ -9,6 +9,8 @@ remembers.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import json
 import resource
@@ -104,8 +106,10 @@ class _Meter(Silent):
         self.cuda = device != "cpu"
 
     def task(self, index: int, total: int, name: str, epochs: int) -> None:
-        """Note it once what is dead is gone."""
+        """Note it once what is dead is gone; pictures of all components are large for a moment."""
         gc.collect()
+        with contextlib.suppress(AttributeError):  # glibc keeps freed memory unless asked
+            ctypes.CDLL(None).malloc_trim(0)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.resident.append(pages * resource.getpagesize())
         self.allocated.append(torch.cuda.memory_allocated() if self.cuda else 0)
