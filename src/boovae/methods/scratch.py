@@ -43,6 +43,10 @@ class Scratch(Joint):
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Keep nothing."""
 
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
+        """Return none."""
+        return {}
+
     @torch.no_grad()
     def _drawn(self, replicas: Replicas, task: TaskImages, split: str, count: int) -> Tensor:
         """Return images of the past (R, count, D): means, or pixels of 0 and 1 where the data are such."""
