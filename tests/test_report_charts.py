@@ -41,7 +41,7 @@ def test_every_figure_is_one_that_plotly_takes(tmp_path: Path) -> None:
     for run in runs:
         (run / "latents.json").write_text(json.dumps(LATENTS))
     found = figures(write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8"))
-    assert len(found) == 4 + 2 + 2
+    assert len(found) == 5 + 2 + 2  # curves, maps, training
     for figure in found:
         plain = re.sub(r"var\(--\w+\)", "#123456", json.dumps(figure))  # plotly checks names and values
         assert go.Figure(json.loads(plain)).data
