@@ -62,6 +62,15 @@ def test_the_commands_of_a_page_are_understood(page: Path) -> None:
             pytest.fail(shlex.join(words))
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_first_page_do_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in commands(ROOT / "docs" / "index.md"):
+        main(words)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"all.png", "threes.png", "components.png"}
+    assert (tmp_path / "runs/first/report.html").stat().st_size > 10_000
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(BLOCK, "", page.read_text(encoding="utf-8"))
