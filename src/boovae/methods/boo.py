@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class Boo(MixtureMethod):
     strength_name = "boo_lambda"
     summary = "a prior of a few learned images per task, fitted to the aggregated posterior"
 
+    #: What learns the components, and what makes the prior.
+    minorises: type[Minorisation] = Minorisation
+    prior_of: Callable[..., Prior] = staticmethod(BoostedPrior)
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.greedy = settings.boo_objective != "corrective"
@@ -51,15 +56,9 @@ class Boo(MixtureMethod):
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a prior with room for the tasks seen."""
         settings = self.settings
-        self.minorisation = Minorisation(settings, pixel_range)
-        return BoostedPrior(
-            self.tasks_seen,
-            settings.components,
-            pixels,
-            settings.latent_dim,
-            elbo=settings.boo_elbo,
-            reencode=settings.boo_reencode,
-        )
+        self.minorisation = self.minorises(settings, pixel_range)
+        sizes = self.tasks_seen, settings.components, pixels, settings.latent_dim
+        return self.prior_of(*sizes, elbo=settings.boo_elbo, reencode=settings.boo_reencode)
 
     # --- the life of a task -------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ Combined with `distill` the decoder is held there too.
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ class BooFlow(Boo):
     name = "boo-flow"
     summary = "the boosted prior behind a flow that learns with the networks and is held at old components"
     strength_name = "boo_lambda"
+    minorises = FlowMinorisation
     clashes = MappingProxyType({"multihead": "one flow cannot follow an encoder of its own for each task"})
 
     def __init__(self, settings: Settings) -> None:
@@ -77,20 +79,9 @@ class BooFlow(Boo):
                 "a flow: set --boo-lambda 0, and use boo-flow+distill to hold the networks"
             )
 
-    def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
-        """Return a prior with room for the tasks seen."""
-        settings = self.settings
-        self.minorisation = FlowMinorisation(settings, pixel_range)
-        return FlowPrior(
-            self.tasks_seen,
-            settings.components,
-            pixels,
-            settings.latent_dim,
-            layers=settings.flow_layers,
-            width=settings.flow_width,
-            elbo=settings.boo_elbo,
-            reencode=settings.boo_reencode,
-        )
+    def prior_of(self, *sizes: int, **options: Any) -> Prior:
+        """Return a mixture behind a flow."""
+        return FlowPrior(*sizes, layers=self.settings.flow_layers, width=self.settings.flow_width, **options)
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the flow as it is, then go on as `boo`."""
