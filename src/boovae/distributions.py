@@ -90,9 +90,9 @@ class DiagonalMixture(NamedTuple):
         """Return log N(z; mean_c, variance_c) of every component: (..., s, L) -> (..., s, C).
 
         The expanded quadratic form is two matrix products, but in float32 (and worse in TF32) it loses tenths of a nat:
-        on a CPU it runs in float64. On a GPU the difference form is fused when compiled and never stores (..., C, L).
+        it runs in float64. A GPU that needs gradients takes differences: compiled, they never store (..., C, L).
         """
-        if z.is_cuda:
+        if z.is_cuda and torch.is_grad_enabled():
             mean, log_variance = self.mean.unsqueeze(-3), self.log_variance.unsqueeze(-3)
             squares = ((z.unsqueeze(-2) - mean) * (-0.5 * log_variance).exp()).square()
             return -0.5 * (squares + log_variance + LOG_TWO_PI).sum(-1)

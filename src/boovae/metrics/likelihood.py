@@ -74,8 +74,8 @@ def log_likelihood(
     if not len(images):
         raise InputError("images is empty: there is nothing to score")
     model = replicas.model
-    # Floats that one sample of one image takes; compiled, the components' share is never stored.
-    row = _widest(model, images.shape[1]) + (0 if compile else model.prior.components * model.latent_dim)
+    # Floats that one sample of one image takes; a component's density is computed in float64.
+    row = _widest(model, images.shape[1]) + 4 * model.prior.components
     per_chunk = max(1, min(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row)))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
@@ -110,7 +110,7 @@ def log_likelihood_of_each_task(
     model = replicas.model
     noise = _noise(samples, model.latent_dim, seed, image.device)
     owners = torch.arange(tasks, device=image.device) if model.prior.shares_mass else None
-    row = len(image) + model.prior.components * model.latent_dim
+    row = len(image) + 4 * model.prior.components
     per_chunk = max(1, CHUNK_BYTES[image.device.type] // (4 * row))
     results = []
     for r in range(len(replicas)):
