@@ -142,7 +142,7 @@ class Settings:
     """Coreset: which images are kept: random ones, or far from each other."""
     mog_lambda: float = 1.0
     """MoG: weight of the two penalties that hold old components."""
-    mog_fit: Literal["gradient", "em"] = "gradient"
+    mog_fit: Literal["gradient", "em"] = "em"
     """MoG: components learn by the ELBO's gradient, or are fitted to the codes by EM."""
     replay_images: int = 250
     """Replay: generated images in every batch."""

@@ -1,13 +1,15 @@
 """`mog`: a mixture of free Gaussians per task in latent space, the paper's comparison for `boo` (its section 5).
 
-Each task gets `components` diagonal Gaussians that learn with the networks by the ELBO's gradient. When the task ends
-they are stored together with the images the decoder makes of their means, and the two penalties of `penalties.py` hold
-decoder and encoder at them, as a weighted mean over the components:
+Each task gets `components` diagonal Gaussians that learn with the networks. When the task ends they are stored together
+with the images the decoder makes of their means, and the two penalties of `penalties.py` hold decoder and encoder at
+them, as a weighted mean over the components:
 
     mog_lambda · ( R_enc + R_dec ),  R_enc = Σ_c w_c KL_sym[ q(z | x_c), N(M_c, V_c) ],  x_c the image of M_c.
 
-With `mog_fit em` the Gaussians are fitted to samples of the aggregated posterior by expectation and maximisation, at
-the start and after epochs 1, 2, 4, … `boo_until`, and once more when the task ends.
+The ELBO's gradient moves them, and with `mog_fit em` they are also fitted to samples of the aggregated posterior by
+expectation and maximisation: at the start, after epochs 1, 2, 4, … `boo_until`, and once more when the task ends. With
+`mog_fit gradient` they start at random, as the paper's do, and most of a later task's never meet an image: nothing
+pulls them towards the codes, and a sample of theirs shows an old task or nothing.
 
 Deviations from the released code: components accumulate over tasks, masses follow the tasks' numbers of
 images, the penalties are symmetric and not divided by the latent dimension.
