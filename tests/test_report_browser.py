@@ -112,7 +112,7 @@ def test_tables_open_by_key(visit: Callable[..., Visit]) -> None:
     table = page.locator(".numbers table").first
     assert table.is_visible()
     assert table.locator("tbody tr").count() == 3
-    assert "96.1 ± 0.90" in table.inner_text()
+    assert "96.1 ± 0.9\n" in table.inner_text()
 
 
 def test_two_runs_share_a_legend_that_hides_them(visit: Callable[..., Visit]) -> None:
