@@ -68,7 +68,7 @@ def _write_pictures(folder: Path) -> None:
 def make_data(folder: Path) -> dict[str, DatasetInfo]:
     """Lay out datasets as the real ones lie, made of enlarged digits and drawn faces; return what is known of them."""
     write_celeba(folder, four_colours(train=12, held_out=4))
-    images, labels = digits(*range(10))
+    images, labels = digits(*range(10), count=100)
     enlarged = np.pad(np.kron(images, np.ones((3, 3), np.uint8)), ((0, 0), (2, 2), (2, 2)))
     train = np.resize(np.arange(len(labels)), HELD_OUT + len(labels))  # round and round
     arrays: dict[str, tuple[Any, ...]] = {
