@@ -33,6 +33,7 @@ speed: .venv/installed  ## the engine against a plain loop and against the floor
 docs: .venv/installed  ## the documentation as a site, in site/
 	$(INSTALL) --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
+	cp -r results site/
 
 clean:
 	rm -rf .venv runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis

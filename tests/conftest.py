@@ -26,6 +26,8 @@ from boovae.training.trainer import Trainer
 from run_folders import NLL, write_npz
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
     from served_run import Served
 
 TINY: dict[str, Any] = {
@@ -121,6 +123,19 @@ def served(finished: Callable[..., Path]) -> Callable[[str], Served]:
     return get
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Return a real browser; skips where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install 'boovae[test]'")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium on this machine: install the package chromium")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
 @pytest.fixture
 def third(digits: Stream, tmp_path: Path) -> str:
     """The digits' third task as somebody else's file."""
@@ -130,6 +145,17 @@ def third(digits: Stream, tmp_path: Path) -> str:
 def tiny(**changes: Any) -> Settings:
     """Return the settings of a run that takes a moment."""
     return dataclasses.replace(resolve({"dataset": "digits", **TINY}), **changes)
+
+
+def watched(page: Page) -> tuple[list[str], list[str]]:
+    """Return what goes wrong on a page and which addresses it asks for; both grow while the page is used."""
+    troubles: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("requestfailed", lambda request: troubles.append(f"failed: {request.url}"))
+    page.on("request", lambda request: requests.append(request.url))
+    return troubles, requests
 
 
 class Recorder:

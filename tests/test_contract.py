@@ -18,7 +18,7 @@ from boovae.methods import METHODS, Method, TaskImages, make_method, register
 from boovae.training.events import Event
 from boovae.training.replicas import Replicas
 from boovae.training.trainer import Trainer
-from conftest import Recorder, finite, same, tiny, trained
+from conftest import TINY, Recorder, finite, same, tiny, trained
 
 COMBINED = [
     {"method": "joint", "prior": "vamp"},
@@ -226,3 +226,8 @@ def test_a_step_is_compiled_once_it_has_its_final_form(digits: Stream, monkeypat
         assert (calls > 0) == first, method
         trainer.learn(digits[1], Recorder())
         assert calls > 0, method
+
+
+@pytest.mark.parametrize("method", ["joint", "scratch"])
+def test_a_task_may_have_fewer_images_than_pseudo_inputs(digits: Stream, method: str) -> None:
+    assert finite(trained(tiny(method=method, prior="vamp", components=TINY["limit"] + 6, tasks=2), digits))

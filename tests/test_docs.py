@@ -1,11 +1,18 @@
-"""The documentation does what it says: its Python runs, its commands parse, its links lead somewhere."""
+"""The documentation does what it says: its Python runs, its commands parse, its links lead somewhere.
+
+That the commands run, too, is in test_docs_commands.py.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -24,6 +31,12 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def test_every_block_is_of_a_kind_that_the_tests_run() -> None:
+    for page in PAGES:
+        opened = re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), re.M)[::2]
+        assert set(opened) <= {"python", "sh", "console"}, named(page)
 
 
 def commands(page: Path) -> Iterator[list[str]]:
@@ -84,6 +97,18 @@ def test_links_lead_somewhere(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.M)
             slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in slugs, target
+
+
+def test_links_of_the_site_lead_somewhere(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="boovae[docs] is not installed")
+    site = tmp_path / "site"
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    shutil.copytree(ROOT / "results", site / "results")  # as `make docs` does
+    for page in set(site.rglob("*.html")) - {site / "404.html"}:
+        for target in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text(encoding="utf-8")):
+            if not re.match(r"[a-z]+:", target):
+                assert (page.parent / unquote(target)).exists(), (page, target)
 
 
 def test_every_method_has_its_page() -> None:

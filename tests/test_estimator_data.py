@@ -12,6 +12,7 @@ import pytest
 import torch
 from sklearn.exceptions import NotFittedError
 
+from boovae import BooVAE
 from boovae.errors import InputError
 from boovae.training.trainer import Trainer
 from quick_estimator import Array, grey, quick
@@ -139,6 +140,9 @@ def test_a_task_larger_than_memory_is_learned_from_batches() -> None:
         ({"validation_fraction": 1.0}, "validation_fraction"),
         ({"compile": "yes"}, "compile"),
         ({"device": "tpu"}, "device tpu is unknown"),
+        ({"random_state": "x"}, "random_state is 'x'; it must be a whole number"),
+        ({"random_state": -1}, "random_state is -1"),
+        ({"settings": ["epochs"]}, "settings is .* must be a dictionary"),
         ({"settings": {"epochs": 3}}, "parameter of its own"),
         ({"settings": {"replicas": 3}}, "no meaning"),
         ({"settings": {"boo_stops": 3}}, "did you mean 'boo_steps'"),
@@ -158,7 +162,12 @@ def test_bad_data_are_named_and_leave_the_model_as_it_was() -> None:
         (bad, "NaN"),
         (grey() * 255, "divide"),
         (grey(shape=(4, 5)), r"shape \(4, 5\), but the model has learned \(5, 4\)"),
-        (grey(shape=(6, 6)), "36 features"),
+        (grey(shape=(6, 6)), r"shape \(6, 6\), but the model has learned"),
+        (grey(shape=(6, 6)).reshape(-1, 36), "36 features"),
+        ([grey(), grey()], r"1 or 3 colours.* a list of batches is iter\(X\)"),
+        ([grey(), grey(count=7)], r"different sizes.* a list of batches is iter\(X\)"),
+        ("pictures", "X is a str; hand in an array or tensor"),
+        (None, "X is a NoneType; hand in an array"),
         (iter([]), "no batches"),
         (grey(count=0), "no pixels"),
     ):
@@ -168,6 +177,9 @@ def test_bad_data_are_named_and_leave_the_model_as_it_was() -> None:
         (lambda: model.sample(0), "n is 0"),
         (lambda: model.sample(3, task=1), "tasks 0 to 0"),
         (lambda: model.score_samples(grey(), task=-1), "tasks 0 to 0"),
+        (lambda: model.sample(3, task="first"), "task is 'first'; the model has learned tasks 0 to 0"),  # type: ignore[arg-type]
+        (lambda: model.transform({"images": grey()}), "X is a dict"),
+        (lambda: BooVAE.load("nowhere"), "`boovae train --out nowhere` makes one"),
         (lambda: model.inverse_transform(np.zeros((2, 5))), "5 latent dimensions, but the model has 3"),
         (lambda: model.set_params(latent_dim=5).partial_fit(grey()), "latent_dim was 3"),
     ):

@@ -59,7 +59,9 @@ def test_lines_are_means_and_bands_deviations(tmp_path: Path) -> None:
     above = nll.mean(1) + nll.std(1, ddof=1)
     assert area["y"][:4] == pytest.approx(above, rel=1e-5)
     assert area["hoverinfo"] == "skip"
-    assert f"<td>{nll[-1].mean():.1f} ± {nll[-1].std(ddof=1):.2f}</td>" in page  # the table says the same
+    assert f"<td>{nll[-1].mean():.2f} ± {nll[-1].std(ddof=1):.2f}</td>" in page  # the table says the same
+    spread = np.array([event["diversity"]["table"] for event in events(run, "evaluation")])[-1]
+    assert f"<td>{spread.mean():.3f} ± {spread.std(ddof=1):.3f}</td>" in page  # small numbers are not rounded away
 
 
 def test_forgetting_is_the_mean_of_the_earlier_tasks(tmp_path: Path) -> None:

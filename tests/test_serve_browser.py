@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,22 +12,13 @@ import pytest
 import uvicorn
 
 from boovae.data import Stream
+from conftest import watched
 from served_run import Served, picture
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Request
+    from playwright.sync_api import Browser, Page
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install 'boovae[test]'").expect
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +46,12 @@ def address(served: Callable[[str], Served]) -> Iterator[Callable[[str], str]]:
 @pytest.fixture
 def open_page(browser: Browser, address: Callable[[str], str]) -> Iterator[Callable[..., Page]]:
     """Open the page; at the end nothing may have been complained about or asked of others."""
-    troubles: list[str] = []
-    contexts = []
+    contexts, seen = [], []
 
     def opened(method: str = "boo+distill", **options: Any) -> Page:
         contexts.append(browser.new_context(**options))
         page, where = contexts[-1].new_page(), address(method)
-
-        def asked(request: Request) -> None:
-            if not request.url.startswith((where, "data:")):
-                troubles.append(f"outside: {request.url}")
-
-        page.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("requestfailed", lambda request: troubles.append(f"failed: {request.url}"))
-        page.on("request", asked)
+        seen.append((where, *watched(page)))
         page.goto(where)
         page.wait_for_selector("#film img")
         return page
@@ -78,7 +59,9 @@ def open_page(browser: Browser, address: Callable[[str], str]) -> Iterator[Calla
     yield opened
     for context in contexts:
         context.close()
-    assert not troubles
+    for where, troubles, requests in seen:
+        assert not troubles
+        assert [url for url in requests if not url.startswith((where, "data:"))] == []
 
 
 def tiles(page: Page) -> list[str]:
@@ -96,7 +79,7 @@ def redrawn(page: Page, before: list[str]) -> list[str]:
 
 def changed(page: Page, selector: str, before: str | None) -> str:
     """Wait until a picture is another one; return it."""
-    playwright.expect(page.locator(selector)).not_to_have_attribute("src", before or "")
+    expect(page.locator(selector)).not_to_have_attribute("src", before or "")
     return str(page.locator(selector).get_attribute("src"))
 
 
@@ -133,11 +116,11 @@ def test_the_slider_morphs_one_image_into_the_other(open_page: Callable[..., Pag
     page.locator(".tile").nth(3).click()
     page.locator(".tile").nth(8).press("b")
     ends = [tiles(page)[3], tiles(page)[8]]
-    playwright.expect(page.locator("#start")).to_have_attribute("src", ends[0])
-    playwright.expect(page.locator("#end")).to_have_attribute("src", ends[1])
+    expect(page.locator("#start")).to_have_attribute("src", ends[0])
+    expect(page.locator("#end")).to_have_attribute("src", ends[1])
     slider = page.get_by_role("slider")
     slider.press("Home")
-    playwright.expect(page.locator("#here")).to_have_attribute("src", ends[0])
+    expect(page.locator("#here")).to_have_attribute("src", ends[0])
     box = slider.bounding_box()
     assert box is not None
     seen = set()
@@ -149,7 +132,7 @@ def test_the_slider_morphs_one_image_into_the_other(open_page: Callable[..., Pag
     page.mouse.up()
     assert len(seen) > 5
     slider.press("End")
-    playwright.expect(page.locator("#here")).to_have_attribute("src", ends[1])
+    expect(page.locator("#here")).to_have_attribute("src", ends[1])
     assert page.locator("#where").inner_text().startswith("100 %")
     page.get_by_role("button", name="Play").click()
     changed(page, "#here", ends[1])
@@ -170,9 +153,9 @@ def test_an_own_image_is_reconstructed_and_its_task_named(open_page: Callable[..
     page.get_by_label("invert").check()
     changed(page, "#seen", seen)
     page.get_by_label("invert").uncheck()
-    playwright.expect(page.locator("#reconstruction")).to_have_attribute("src", rebuilt)
+    expect(page.locator("#reconstruction")).to_have_attribute("src", rebuilt)
     page.get_by_role("button", name="Use as A").click()
-    playwright.expect(page.locator("#start")).to_have_attribute("src", rebuilt)
+    expect(page.locator("#start")).to_have_attribute("src", rebuilt)
 
 
 DROP = """(bytes) => {
@@ -220,7 +203,7 @@ def test_a_file_that_is_no_picture_is_refused_in_words(browser: Browser, address
     page.wait_for_selector("#film img")
     nonsense: Any = {"name": "own.png", "mimeType": "image/png", "buffer": b"nonsense"}
     page.set_input_files("#file", nonsense)
-    playwright.expect(page.locator("#status")).to_contain_text("cannot be read as a picture")
+    expect(page.locator("#status")).to_contain_text("cannot be read as a picture")
     assert page.locator("#verdict").is_hidden()
     page.close()
 

@@ -222,10 +222,10 @@ def report(arguments: Report) -> None:
 
     if not arguments.runs:
         raise InputError("name at least one run folder: boovae report RUN")
+    if arguments.csv is not None and len(arguments.runs) > 1:
+        raise InputError("--csv takes the numbers of one run; name one run folder")
     print(write_report(arguments.runs, arguments.out))
     if arguments.csv is not None:
-        if len(arguments.runs) > 1:
-            raise InputError("--csv takes the numbers of one run; name one run folder")
         print(write_csv(arguments.runs[0], arguments.csv))
 
 

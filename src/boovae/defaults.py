@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,22 @@ STEPS = 4000
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
     """Refuse parameters of an estimator that are no settings and make no sense."""
+    from sklearn.utils import check_random_state
+
     if parameters["likelihood"] not in (known := ("auto", "bernoulli", "normal", "logistic")):
         raise unknown_name("likelihood", str(parameters["likelihood"]), known)
     if not 0 <= (share := parameters["validation_fraction"]) < 1:
         raise InputError(f"validation_fraction is {share}; it must be at least 0 and under 1")
     if parameters["compile"] not in (True, False, "auto"):
         raise InputError(f"compile is {parameters['compile']!r}; it must be True, False or 'auto'")
+    if not isinstance(others := parameters["settings"], (Mapping, NoneType)):
+        raise InputError(f"settings is {others!r}; it must be a dictionary, for example {{'distill_weight': 1.0}}")
+    try:
+        check_random_state(state := parameters["random_state"])
+    except ValueError as error:
+        raise InputError(
+            f"random_state is {state!r}; it must be a whole number from 0 to 2**32 - 1, a RandomState or None"
+        ) from error
 
 
 def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, grey: bool, seed: int) -> Settings:
@@ -85,9 +96,11 @@ def check_same_model(before: Settings, now: Settings) -> None:
 
 @contextmanager
 def python_names() -> Iterator[None]:
-    """Let errors speak of parameters, not of the command line's flags: --batch-size is batch_size here."""
+    """Let errors speak of parameters, not of flags: --batch-size is batch_size here, except in `commands`."""
     try:
         yield
     except InputError as error:
-        text = re.sub(r"--([a-z][a-z-]+)", lambda match: match.group(1).replace("-", "_"), str(error))
-        raise InputError(text) from error
+        parts = re.split(r"(`[^`]*`)", str(error))
+        named = [re.sub(r"--([a-z][a-z-]+)", lambda match: match[1].replace("-", "_"), part) for part in parts[::2]]
+        parts[::2] = named
+        raise InputError("".join(parts)) from error

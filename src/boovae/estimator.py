@@ -195,7 +195,8 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
     def _task_rows(self, data: Data, *, first: bool) -> tuple[Rows, Scaling]:
         """Return a task's rows (n, D) as the model takes them, a copy that may be changed, and the scaling."""
         if not features.is_batches(data):
-            raw = self._read(data, first=first)
+            with features.told_from_batches(data):
+                raw = self._read(data, first=first)
             scaling = Scaling.learned(raw, self.likelihood) if first else self.scaling_
             return scaling.forward(raw), scaling
         batches = self._read_batches(data, first=first)
@@ -212,19 +213,28 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
 
     def _read(self, data: Any, *, first: bool = False) -> Rows:
         """Return images as rows (n, D) of floats; a first task says what shape they have."""
+        features.check_kind(data)
         table = hasattr(data, "ndim") and not isinstance(data, Tensor)  # NumPy's, SciPy's, pandas'
         array = data if table else as_numpy(data, "X")
         shape: tuple[int, ...] | None = None
         if array.ndim > 2:
             shape, array = array.shape[1:], as_images(array, "X")
             array = array.reshape(len(array), -1)
+        if shape is not None and not first:
+            self._check_shape(shape)
         rows: Rows = validate_data(self, array, reset=first, dtype=[np.float64, np.float32, np.uint8])
         shape = rows.shape[1:] if shape is None else shape
         if first:
             self.image_shape_ = shape
-        elif shape != self.image_shape_:
-            raise InputError(f"X has images of shape {shape}, but the model has learned {self.image_shape_}")
+        else:
+            self._check_shape(shape)
         return rows.astype(np.float32) / 255 if rows.dtype == np.uint8 else rows
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        if shape != (learned := self.image_shape_):
+            raise InputError(
+                f"X has images of shape {shape}, but the model has learned {learned}: reshape or resize them"
+            )
 
     def _tensor(self, data: Any) -> Tensor:
         """Return images as the model takes them, (n, D)."""
@@ -320,8 +330,8 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
         return self.trainer_.replicas if task is None else method.view(self.trainer_.replicas, task)
 
     def _check_task(self, task: int | None) -> None:
-        if task is not None and not 0 <= task < self.n_tasks_:
-            raise InputError(f"task is {task}; the model has learned tasks 0 to {self.n_tasks_ - 1}")
+        if task is not None and not (isinstance(task, numbers.Integral) and 0 <= task < self.n_tasks_):
+            raise InputError(f"task is {task!r}; the model has learned tasks 0 to {self.n_tasks_ - 1}")
 
     # --- what it has learned ------------------------------------------------------------------------------------
 

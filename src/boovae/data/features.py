@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -147,6 +149,27 @@ def divided(rows: Rows, share: float, generator: np.random.Generator) -> tuple[R
     rows[here] = rows[there]
     rows[there] = moved
     return rows[:first], rows[first:]
+
+
+def check_kind(data: object) -> None:
+    """Refuse what can be no images, and say what can."""
+    none = data is None or isinstance(data, (str, bytes, PathLike, Mapping))
+    if none and not hasattr(data, "ndim"):  # SciPy has a sparse matrix that is a dictionary
+        raise InputError(
+            f"X is a {type(data).__name__}; hand in an array or tensor (n, features), (n, height, width) or "
+            "(n, height, width, colours), or an iterable of such batches"
+        )
+
+
+@contextmanager
+def told_from_batches(data: object) -> Iterator[None]:
+    """Say of a list that cannot be read as an array how it would be read as batches."""
+    try:
+        yield
+    except InputError as error:
+        if isinstance(data, (list, tuple)):
+            raise InputError(f"{error}; a list is one array, a list of batches is iter(X)") from error
+        raise
 
 
 def is_batches(data: object) -> TypeGuard[Iterable[Any]]:

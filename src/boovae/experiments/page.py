@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from boovae.experiments.tables import Table
 from boovae.report.charts import COLOURS
+from boovae.report.frame import environment, own_file
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -54,20 +54,16 @@ def render(
     missing: Sequence[str],
 ) -> bytes:
     """Return the page."""
-    import jinja2
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = resources.files("boovae.experiments").joinpath("page.html").read_text(encoding="utf-8")
-    style = resources.files("boovae.report").joinpath("style.css").read_text(encoding="utf-8")
-    page = environment.from_string(template).render(
-        title=title,
-        style=Markup(style),
-        chapters=chapters,
-        findings=findings,
-        differences=differences,
-        missing=missing,
+    page = (
+        environment()
+        .get_template("experiments/page.html")
+        .render(
+            title=title,
+            style=own_file("style.css"),
+            chapters=chapters,
+            findings=findings,
+            differences=differences,
+            missing=missing,
+        )
     )
     return page.encode("utf-8", errors="replace")

@@ -7,6 +7,7 @@ pseudo-inputs for each task seen, started at random training images.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from boovae.config import Settings
@@ -39,12 +40,12 @@ class Joint(Method):
         return merged(task, self._kept["train"], self._kept["valid"]) if self._kept else task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Start afresh; pseudo-inputs start at random training images."""
+        """Start afresh; pseudo-inputs start at random training images, some of them more than once if these are few."""
         replicas.initialise()
         if isinstance(replicas.model.prior, VampPrior):
             order = Generators(replicas.seeds, replicas.device).order(task.train.shape[-2], "vamp", task.index)
-            chosen = order[:, : len(replicas.model.prior.logits), None]
-            starts = task.train.expand(len(replicas), -1, -1).take_along_dim(chosen, 1)
+            places = torch.arange(len(replicas.model.prior.logits), device=order.device) % order.shape[1]
+            starts = task.train.expand(len(replicas), -1, -1).take_along_dim(order[:, places, None], 1)
             replicas.parameters["prior.logits"].copy_(replicas.model.prior.logits_of(starts))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:

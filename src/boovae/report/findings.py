@@ -95,7 +95,8 @@ def _fidelity(name: str, numbers: Fidelity) -> Headline:
     if math.isfinite(float(mean(numbers.kid))):
         shares = f"precision {percent(float(mean(numbers.precision)))}, recall {percent(float(mean(numbers.recall)))}"
         against = f"against training images {number(float(mean(numbers.frechet_train)))}"
-        detail = f"{detail}; {against}; KID {number(float(mean(numbers.kid)), 4)}; {shares}"
+        kid = float(mean(numbers.kid))
+        detail = f"{detail}; {against}; KID {number(kid, None if abs(kid) >= 1 else 4)}; {shares}"
     return Headline(distance_name(name), plus_minus(numbers.frechet), detail)
 
 

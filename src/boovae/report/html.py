@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from boovae.files import write_file
 from boovae.report.charts import COLOURS
 from boovae.report.curves import curves, gains, has_paper, is_joint, latent_map, task_legend, training
 from boovae.report.findings import Headline, headlines
+from boovae.report.frame import environment, own_file
 from boovae.report.gallery import rows
 from boovae.report.numbers import MISSING, change, mean, plus_minus
 from boovae.report.plots import digest, plotly_script
@@ -53,7 +53,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     if not folders:
         raise InputError("no run given: name at least one run folder, as written by 'boovae train'")
     if out is None and len(folders) > 1:
-        raise InputError("several runs need a file to write to: give out, for example out=comparison.html")
+        raise InputError("several runs need a file to write to: --out compare.html (in Python: out=)")
     target = folders[0] / "report.html" if out is None else Path(out)
     if target.is_dir():
         raise InputError(f"{target} is a folder: give the name of a file, for example {target / 'report.html'}")
@@ -65,22 +65,17 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page as text."""
-    import jinja2
-    from markupsafe import Markup
-
-    # The folder may come from a stranger, so every text is escaped; a misspelt variable is an error.
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    files = resources.files("boovae.report")
-    template = environment.from_string(files.joinpath("template.html").read_text(encoding="utf-8"))
-    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
-    return template.render(
-        style=Markup(style),
-        script=Markup(script),
-        script_digest=digest(script.encode("utf-8")),
-        plotly=plotly_script(),
-        **_context(runs),
+    script = own_file("page.js")
+    return (
+        environment()
+        .get_template("report/template.html")
+        .render(
+            style=own_file("style.css"),
+            script=script,
+            script_digest=digest(script.encode("utf-8")),
+            plotly=plotly_script(),
+            **_context(runs),
+        )
     )
 
 

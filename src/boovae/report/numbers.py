@@ -63,12 +63,22 @@ def plus_minus(values: Floats, signed: bool = False) -> str:
     >>> plus_minus(np.array([92.0, 93.0]))
     '92.50 ± 0.71'
     """
+    return with_spread(float(mean(values)), float(deviation(values)), signed)
+
+
+def with_spread(middle: float, spread: float, signed: bool = False) -> str:
+    """Write a mean and its standard deviation (NaN: none) with at most two decimals, below one with three.
+
+    >>> with_spread(92.5, 0.707), with_spread(0.0049, 0.0012), with_spread(0.0049, math.nan)
+    ('92.50 ± 0.71', '0.005 ± 0.001', '0.005')
+    """
     write = change if signed else number
-    middle, spread = float(mean(values)), float(deviation(values))
-    if not math.isfinite(spread):
-        return write(middle)
     most = 2 if abs(middle) >= 1 else 3
-    decimals = min(max(1 - math.floor(math.log10(spread)), 0), most) if spread > 0 else None
+    decimals = most if 0 < abs(middle) < 1 else None
+    if not math.isfinite(spread):
+        return write(middle, decimals)
+    if spread > 0:
+        decimals = min(max(1 - math.floor(math.log10(spread)), 0), most)
     return f"{write(middle, decimals)} ± {number(spread, decimals)}"
 
 

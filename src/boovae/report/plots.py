@@ -22,7 +22,7 @@ import numpy as np
 from boovae.report.charts import COLOURS, Series, settled_range
 from boovae.report.latents import LatentMap, Place
 from boovae.report.log import Floats
-from boovae.report.numbers import deviation, mean, number
+from boovae.report.numbers import deviation, mean, number, with_spread
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -178,7 +178,7 @@ def _ends(line: Line) -> tuple[Line, float, float]:
 def _table(lines: Sequence[Line], x_title: str) -> Numbers:
     """Return a row for every x, a column for every line."""
     places = sorted({x for line in lines for x in line.series.x.tolist()})
-    columns = [dict(zip(line.series.x.tolist(), _cells(line.series), strict=True)) for line in lines]
+    columns = [dict(zip(line.series.x.tolist(), _cells(line), strict=True)) for line in lines]
     rows = [(f"{x:g}", [column.get(x, "") for column in columns]) for x in places]
     return Numbers([x_title, *(line.name for line in lines)], rows)
 
@@ -187,17 +187,19 @@ def _ends_table(lines: Sequence[Line], x_title: str) -> Numbers:
     """Return what every line was at the end of each task: x there is a whole number."""
     rows: dict[int, list[str]] = {}
     for column, line in enumerate(lines):
-        cells = _cells(line.series)
+        cells = _cells(line)
         for x, cell in zip(line.series.x.tolist(), cells, strict=True):
             if x == round(x) and cell:
                 rows.setdefault(int(x), [""] * len(lines))[column] = cell
     return Numbers([x_title, *(line.name for line in lines)], [(str(x), rows[x]) for x in sorted(rows)])
 
 
-def _cells(series: Series) -> list[str]:
-    pairs = zip(series.y.tolist(), series.band.tolist(), strict=True)
-    written = [(number(y) if math.isfinite(y) else "", f" ± {number(band)}" if band else "") for y, band in pairs]
-    return [y + band if y else "" for y, band in written]
+def _cells(line: Line) -> list[str]:
+    """Return what a table says of every point of a line; the paper's numbers have the decimals it prints."""
+    pairs = zip(line.series.y.tolist(), line.series.band.tolist(), strict=True)
+    if line.kind == "paper":
+        return [f"{y:g} ± {band:g}" if math.isfinite(y) else "" for y, band in pairs]
+    return [with_spread(y, band or math.nan) if math.isfinite(y) else "" for y, band in pairs]
 
 
 # --- the map of the latent space ------------------------------------------------------------------------------------
