@@ -13,11 +13,13 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import resource
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +33,8 @@ from boovae.run import train
 LEAK = 64 << 10
 #: What the allocator may take at first, bytes in all.
 ONCE = 4 << 20
+#: Tasks that are learned however long they take; fewer say nothing.
+FEWEST = 12
 #: Bytes in memory for each byte of an evaluation in the log: a number is an object in a list of its own.
 REMEMBERED = 10
 SETTINGS: dict[str, Any] = {
@@ -97,16 +101,23 @@ def _slope(values: list[int]) -> float:
     return float(np.median((rest[half : 2 * half] - rest[:half]) / half)) if half else 0.0
 
 
-class _Meter(Silent):
-    """Notes the memory of the process when a task begins."""
+class TimeIsUpError(Exception):
+    """Ends a run that takes longer than it may."""
 
-    def __init__(self, device: str) -> None:
+
+class _Meter(Silent):
+    """Notes the memory of the process when a task begins; lets none begin when the time is up."""
+
+    def __init__(self, device: str, seconds: float) -> None:
         self.resident: list[int] = []
         self.allocated: list[int] = []
         self.cuda = device != "cpu"
+        self.deadline = time.monotonic() + seconds
 
     def task(self, index: int, total: int, name: str, epochs: int) -> None:
         """Note it once what is dead is gone; pictures of all components are large for a moment."""
+        if index >= FEWEST and time.monotonic() > self.deadline:
+            raise TimeIsUpError
         gc.collect()
         with contextlib.suppress(AttributeError):  # glibc keeps freed memory unless asked
             ctypes.CDLL(None).malloc_trim(0)
@@ -125,14 +136,22 @@ def digits_again(tasks: int, images: int = 12) -> Stream:
     return Stream.from_tasks([part.reshape(-1, 8, 8) for part in parts], valid=1, test=1)
 
 
-def soak(method: str, tasks: int, device: str = "cpu") -> Soak:
-    """Learn so many tasks with one method, in a folder that is thrown away."""
+def soak(
+    method: str,
+    tasks: int,
+    device: str = "cpu",
+    compile: Literal["auto", "on", "off"] = "auto",
+    seconds: float = math.inf,
+) -> Soak:
+    """Learn so many tasks with one method, or as many as the seconds allow, in a folder that is thrown away."""
     settings = resolve({**SETTINGS, "dataset": "arrays", "method": method})
-    meter = _Meter(device)
+    meter = _Meter(device, seconds)
     with tempfile.TemporaryDirectory() as home:
-        run = train(settings, digits_again(tasks), Path(home) / "run", device=device, metrics=("nll",), display=meter)
+        run, stream = Path(home) / "run", digits_again(tasks)
+        with contextlib.suppress(TimeIsUpError):
+            train(settings, stream, run, device=device, compile=compile, metrics=("nll",), display=meter)
         times = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
         lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"evaluation"' in line]
     kept = json.loads(lines[-1])["ledger"]["memory_bytes"]
-    seconds = [time["train_seconds"] for time in times]
-    return Soak(method, tasks, meter.resident, meter.allocated, seconds, kept, [len(line) for line in lines])
+    taken = [time["train_seconds"] for time in times]
+    return Soak(method, len(lines), meter.resident, meter.allocated, taken, kept, [len(line) for line in lines])
