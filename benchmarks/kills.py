@@ -154,6 +154,8 @@ class Tally:
 
 def fork_server() -> ForkServerContext:
     """Return what starts processes that have imported everything."""
+    # A server that had asked CUDA itself for a device could not fork processes that use one.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     return context

@@ -92,7 +92,7 @@ def test_a_bad_file_of_one_of_two_processes_is_a_loss(tmp_path: Path, monkeypatc
 
 
 def test_a_soak_whose_time_is_up_says_how_far_it_came() -> None:
-    found = soak.soak("standard", 60, seconds=0.0)
+    found = soak.soak("standard", 60, limit=0.0)
     assert found.tasks == soak.FEWEST == len(found.resident) == len(found.seconds)
     assert found.leak < 2**20
 
