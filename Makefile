@@ -24,7 +24,7 @@ test-slow: .venv/test  ## the long numeric checks
 test-gpu: .venv/test  ## the checks that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-drill: .venv/installed  ## kills, hostile files, bad input, 200 tasks in sequence; ends with 1 on any loss
+drill: .venv/test  ## kills, hostile files and requests, bad input, 200 tasks in sequence; ends with 1 on any loss
 	$(BIN)/python benchmarks/drill.py
 
 speed: .venv/installed  ## the engine against a plain loop and against the floor

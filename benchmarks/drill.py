@@ -1,49 +1,82 @@
-"""Nothing lost, nothing let in: kills, hostile files, bad input, long runs. Prints a table; ends with 1 on any loss.
+"""Nothing lost, nothing let in: kills, hostile files and requests, bad input, long runs. Ends with 1 on any loss.
 
-    python benchmarks/drill.py             # all of it, a quarter of an hour on two cores
-    python benchmarks/drill.py --reduced   # what continuous integration runs
+    python benchmarks/drill.py                     # all of it, half an hour on two cores
+    python benchmarks/drill.py --reduced           # what continuous integration runs
+    python benchmarks/drill.py --only kills soak --device cuda --kills 20 --tasks 60 --seconds 30
 
-See docs/reliability.md.
+What was asked for and could not be tried is a loss, too. See docs/reliability.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bad_input import CASES, documented
 from bad_input import attempt as try_bad_input
-from boovae.errors import BoovaeError
+from boovae.config import resolve
+from boovae.data import load_stream
+from boovae.errors import BoovaeError, InputError
+from boovae.machine import source_commit
+from boovae.run import train
 from boovae.show import print_rows
-from hostile_files import bombs, try_files
+from fuzz_requests import fuzz_server
+from hostile_files import SETTINGS, bombs, try_files
 from kills import RUNS, kill_bench, kill_training
 from soak import METHODS as SOAKED
 from soak import Soak, soak
+from two_at_once import two_at_once
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much is tried."""
+class Plan:
+    """How much is tried, and where."""
 
     kills: int
     runs: tuple[str, ...]
     bench_kills: int
+    races: int
     files: int
+    requests: int
     tasks: int
     soaked: tuple[str, ...]
+    device: str = "cpu"
+    compile: Literal["auto", "on", "off"] = "auto"
+    seed: int = 0
+    seconds: float = math.inf
 
 
-FULL = Size(kills=60, runs=tuple(RUNS), bench_kills=6, files=400, tasks=200, soaked=tuple(SOAKED))
-REDUCED = Size(kills=4, runs=("boo+distill", "ewc"), bench_kills=0, files=25, tasks=16, soaked=("boo+distill",))
+FULL = Plan(
+    kills=60,
+    runs=tuple(RUNS),
+    bench_kills=6,
+    races=8,
+    files=400,
+    requests=10_000,
+    tasks=200,
+    soaked=tuple(SOAKED),
+)
+REDUCED = Plan(
+    kills=4,
+    runs=("boo+distill", "ewc"),
+    bench_kills=0,
+    races=2,
+    files=25,
+    requests=300,
+    tasks=16,
+    soaked=("boo+distill",),
+)
 
 
 @dataclass
@@ -60,31 +93,42 @@ class Sheet:
         print(f"{what}: {tried}; {self.rows[-1][2]}", file=sys.stderr, flush=True)
 
 
-def drill(size: Size, folder: Path, *, device: str = "cpu", seed: int = 0) -> Sheet:
-    """Do everything, in folders under `folder`."""
+def drill(plan: Plan, folder: Path, only: Sequence[str] = ()) -> Sheet:
+    """Try all parts or only these, in folders under `folder`."""
     os.environ.setdefault("BOOVAE_CACHE", str(folder / "cache"))
     sheet = Sheet()
-    _kills(sheet, size, folder, device, seed)
-    _files(sheet, size, folder, seed)
-    _bad_input(sheet, folder)
-    _long_runs(sheet, size, device)
+    for name, part in PARTS.items():
+        if not only or name in only:
+            part(sheet, plan, folder)
     return sheet
 
 
-def _kills(sheet: Sheet, size: Size, folder: Path, device: str, seed: int) -> None:
-    runs = {name: RUNS[name] for name in size.runs}
-    tally = kill_training(folder / "kills", size.kills, runs, device=device, seed=seed)
+def _kills(sheet: Sheet, plan: Plan, folder: Path) -> None:
+    runs = {name: RUNS[name] for name in plan.runs}
+    how: dict[str, Any] = {"device": plan.device, "compile": plan.compile, "seed": plan.seed, "seconds": plan.seconds}
+    tally = kill_training(folder / "kills", plan.kills, runs, **how)
     where = ", ".join(f"{count} {moment}" for moment, count in tally.kills.most_common())
-    sheet.add("kills survived", f"{tally.kills.total()} ({where})", f"{len(runs)} methods")
+    untried = [] if tally.kills else ["no run was killed"]
+    sheet.add("kills survived", f"{tally.kills.total()} ({where})", f"{len(runs)} methods", untried)
     sheet.add("resumed runs", str(tally.identical + len(tally.losses)), f"{tally.identical} identical", tally.losses)
-    bench = kill_bench(folder / "bench", size.bench_kills, seed) if size.bench_kills else None
-    if bench is not None:
-        tried = f"{bench.identical + len(bench.losses)} ({bench.kills.total()} kills)"
-        sheet.add("resumed benches", tried, f"{bench.identical} identical", bench.losses)
 
 
-def _files(sheet: Sheet, size: Size, folder: Path, seed: int) -> None:
-    outcome = alone(try_files, folder / "files", size.files, seed)
+def _bench(sheet: Sheet, plan: Plan, folder: Path) -> None:
+    if plan.bench_kills:
+        tally = kill_bench(folder / "bench", plan.bench_kills, seed=plan.seed, seconds=plan.seconds)
+        tried = f"{tally.identical + len(tally.losses)} ({tally.kills.total()} kills)"
+        sheet.add("resumed benches", tried, f"{tally.identical} identical", tally.losses)
+
+
+def _races(sheet: Sheet, plan: Plan, folder: Path) -> None:
+    outcome = two_at_once(folder / "races", plan.races, plan.seed)
+    tried = ", ".join(f"{count} {name}" for name, count in outcome.tried.items())
+    tried = f"{outcome.tried.total()} ({tried}; one of the two killed in {outcome.killed})"
+    sheet.add("two processes at once", tried, f"{outcome.good} good files", outcome.losses)
+
+
+def _files(sheet: Sheet, plan: Plan, folder: Path) -> None:
+    outcome = alone(try_files, folder / "files", plan.files, plan.seed)
     if isinstance(outcome, str):
         sheet.add("corrupted files", "", "", [f"the process that reads them died: {outcome}"])
     else:
@@ -109,27 +153,52 @@ def _refused_bombs(folder: Path) -> list[tuple[str, str]]:
     return results
 
 
-def _bad_input(sheet: Sheet, folder: Path) -> None:
-    losses = []
+def _bad_input(sheet: Sheet, plan: Plan, folder: Path) -> None:
+    losses, as_documented = [], Counter[bool]()
     for number, (name, expected) in enumerate(documented().items()):
         problem = try_bad_input(CASES[name], expected, folder / "input" / str(number))
         losses += [f"{name}: {problem}"] if problem else []
-    tried = len(documented())
-    sheet.add("bad inputs", str(tried), f"{tried - len(losses)} as documented", losses)
+        as_documented[expected.refused] += not problem
+    result = f"{as_documented[True]} clear errors, {as_documented[False]} taken as documented"
+    sheet.add("bad inputs", str(len(documented())), result, losses)
 
 
-def _long_runs(sheet: Sheet, size: Size, device: str) -> None:
-    for method in size.soaked:
-        result: Soak | str = alone(soak, method, size.tasks, device)
+def _requests(sheet: Sheet, plan: Plan, folder: Path) -> None:
+    settings = resolve({**SETTINGS, "method": "boo+distill"})
+    run = train(settings, load_stream("digits", limit=SETTINGS["limit"]), folder / "served", metrics=("nll",))
+    try:
+        tried, statuses, failures = fuzz_server(run, plan.requests, plan.seed, plan.device)
+    except InputError as error:  # a package is missing
+        sheet.add("fuzzed requests", "none", "not tried", [f"fuzzed requests: {error}; --only leaves a part out"])
+        return
+    answers = ", ".join(f"{number} x {status}" for status, number in sorted(statuses.items()))
+    sheet.add("fuzzed requests", f"{tried:,} ({answers})", f"{len(failures)} failures", failures)
+
+
+def _long_runs(sheet: Sheet, plan: Plan, folder: Path) -> None:
+    for method in plan.soaked:
+        result: Soak | str = alone(soak, method, plan.tasks, plan.device, plan.compile, plan.seconds)
         if isinstance(result, str):
-            sheet.add(f"{method}", f"{size.tasks} tasks", "", [f"{method}: the process died: {result}"])
+            sheet.add(f"{method}", f"{plan.tasks} tasks", "", [f"{method}: the process died: {result}"])
             continue
         growth = f"leak {result.leak / 1024:+.1f} KiB per task, {result.resident[-1] / 2**20:,.0f} MiB in the end"
-        if device != "cpu":
-            growth += f", {result.device_leak / 1024:+.1f} KiB per task on the GPU"
+        if plan.device != "cpu":
+            on_gpu = f"{result.device_leak / 1024:+.1f} KiB per task, {result.device[-1] / 2**20:,.1f} MiB in the end"
+            growth += f"; on the GPU {on_gpu}"
         pace = f"the last tasks took {result.growth:.1f} times as long as the first"
         losses = [result.problem] if result.problem else []
-        sheet.add(f"{method}, tasks in sequence", str(size.tasks), f"{growth}; {pace}", losses)
+        sheet.add(f"{method}, tasks in sequence", str(result.tasks), f"{growth}; {pace}", losses)
+
+
+PARTS: dict[str, Callable[[Sheet, Plan, Path], None]] = {
+    "kills": _kills,
+    "bench": _bench,
+    "races": _races,
+    "files": _files,
+    "input": _bad_input,
+    "requests": _requests,
+    "soak": _long_runs,
+}
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -152,23 +221,44 @@ def _answer(sender: Connection, function: Callable[..., Any], arguments: Sequenc
     sender.send(function(*arguments))
 
 
+def planned(words: Sequence[str] | None = None) -> tuple[Plan, argparse.Namespace]:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--reduced", action="store_true", help="what continuous integration runs: about a minute")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=(), help="parts to try; all if not given")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, help="which runs to kill")
+    parser.add_argument("--soaked", nargs="+", choices=SOAKED, help="methods that learn many tasks in sequence")
+    for name, help in {
+        "kills": "of training runs, all together",
+        "bench-kills": "of the bench",
+        "races": "of two processes, for each thing that both want",
+        "files": "of each kind",
+        "requests": "to the server",
+        "tasks": "in sequence",
+    }.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=help)
+    parser.add_argument("--seconds", type=float, help="after so many a run is not killed again, a soak begins no task")
+    parser.add_argument("--device", help="cpu or cuda, of the runs that are killed, served and soaked")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), help="the training step of kills and soak")
+    parser.add_argument("--seed", type=int, help="of the kills and of the damage")
+    parser.add_argument("--keep", type=Path, help="a new folder for all files; thrown away if not given")
+    arguments = parser.parse_args(words)
+    plan = REDUCED if arguments.reduced else FULL
+    changes = {name: value for name, value in vars(arguments).items() if hasattr(plan, name) and value is not None}
+    changes |= {name: tuple(changes[name]) for name in ("runs", "soaked") if name in changes}
+    return replace(plan, **changes), arguments
+
+
 def main() -> None:
     """Run the drill and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--reduced", action="store_true", help="what continuous integration runs: under a minute")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--seed", type=int, default=0, help="of the kills and of the damage")
-    parser.add_argument("--keep", type=Path, help="a new folder for all files; thrown away if not given")
-    arguments = parser.parse_args()
+    plan, arguments = planned()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if arguments.keep is None else arguments.keep
-        size = REDUCED if arguments.reduced else FULL
-        sheet = drill(size, folder, device=arguments.device, seed=arguments.seed)
+        sheet = drill(plan, Path(temporary) if arguments.keep is None else arguments.keep, arguments.only)
     print_rows(("what", "tried", "result"), sheet.rows)
-    print(
-        f"{len(sheet.losses)} losses in {time.monotonic() - began:.0f} s on {arguments.device}, seed {arguments.seed}"
-    )
+    seconds = time.monotonic() - began
+    where = f"on {plan.device}, seed {plan.seed}, commit {source_commit()}"
+    print(f"{len(sheet.losses)} losses in {seconds:.0f} s {where}")
     for loss in sheet.losses:
         print(loss)
     raise SystemExit(1 if sheet.losses else 0)

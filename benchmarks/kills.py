@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -22,10 +23,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-import boovae.cli
 import boovae.run_folder
 from boovae.cli import main
 
@@ -151,14 +152,23 @@ class Tally:
     losses: list[str] = field(default_factory=list)
 
 
-class Killer:
-    """Starts lives and ends them."""
+def fork_server() -> ForkServerContext:
+    """Return what starts processes that have imported everything."""
+    # A server that had asked CUDA itself for a device could not fork processes that use one.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+
+class Killer:
+    """Starts lives and ends them; gives up killing a command after so many seconds."""
+
+    def __init__(self, folder: Path, seed: int = 0, seconds: float = math.inf) -> None:
         self.folder = folder
         self.random = random.Random(seed)
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(IMPORTED)
+        self.seconds = seconds
+        self.context = fork_server()
 
     def run(self, words: list[str], output: Path, moment: str | None = None, seconds: float = 1.0) -> int:
         """Let a command live; kill it at a moment, or after so many seconds. Return its exit code, -9 if killed."""
@@ -195,7 +205,7 @@ def moments(method: str) -> Iterator[str]:
 def drill_run(
     killer: Killer, name: str, words: list[str], kills: int, tally: Tally, same: Callable[[Path, Path], str]
 ) -> None:
-    """Kill a command at least `kills` times, over as many runs of it as that takes; each must end like the whole one.
+    """Kill a command `kills` times, over as many runs of it as that takes; each must end like the whole one.
 
     `words` hold {out}, the folder; `same` says how two folders differ.
     """
@@ -211,12 +221,13 @@ def drill_run(
         tally.losses.append(f"{name}: the run that nobody kills fails; see {output}")
         return
     seconds, done, where = time.monotonic() - began, 0, moments(name)
+    deadline = time.monotonic() + killer.seconds
     for attempt in range(kills):
-        if done >= kills:
+        if done >= kills or (done and time.monotonic() > deadline):
             return
         out = home / f"killed-{attempt}"
         while True:
-            moment = next(where) if done < kills else None
+            moment = next(where) if done < kills and time.monotonic() < deadline else None
             code = killer.run(command(out), output, moment, killer.random.uniform(0.1, 0.5) * seconds)
             if code == -signal.SIGKILL and moment is not None:
                 tally.kills[moment] += 1
@@ -256,26 +267,33 @@ def _content(run: Path) -> dict[str, bytes]:
     }
 
 
-def kill_training(folder: Path, kills: int, runs: dict[str, str], *, device: str = "cpu", seed: int = 0) -> Tally:
-    """Kill every run of `runs`, each its share of the kills."""
-    killer, tally = Killer(folder, seed), Tally()
+def kill_training(
+    folder: Path,
+    kills: int,
+    runs: dict[str, str],
+    *,
+    device: str = "cpu",
+    compile: str = "auto",
+    seed: int = 0,
+    seconds: float = math.inf,
+) -> Tally:
+    """Kill every run of `runs`, each its share of the kills, and none for longer than `seconds`."""
+    killer, tally = Killer(folder, seed, seconds), Tally()
     for name, own in runs.items():
-        words = ["train", *SMALL.split(), *own.split(), "--device", device, "--out", "{out}"]
+        words = ["train", *SMALL.split(), *own.split(), "--device", device, "--compile", compile, "--out", "{out}"]
         drill_run(killer, name, words, -(-kills // len(runs)), tally, difference)
     return tally
 
 
-# --- the bench, where there is one ----------------------------------------------------------------------------------
+# --- the bench ----------------------------------------------------------------------------------
 
 
 BENCH = "bench paper --quick --methods standard ewc boo --tasks 2 --replicas 1 --workers 1 --quiet"
 
 
-def kill_bench(folder: Path, kills: int, seed: int = 0) -> Tally | None:
-    """Kill `boovae bench`; its cells must end like those of one that nobody killed. None without such a command."""
-    if "bench" not in boovae.cli.VERBS:
-        return None
-    killer, tally = Killer(folder, seed), Tally()
+def kill_bench(folder: Path, kills: int, *, seed: int = 0, seconds: float = math.inf) -> Tally:
+    """Kill `boovae bench`; its cells must end like those of one that nobody killed."""
+    killer, tally = Killer(folder, seed, seconds), Tally()
     folder.mkdir(parents=True)
     (folder / "bench.toml").write_text('net = "mlp:24"\nlatent_dim = 4\nepochs = 8\nlimit = 40\nsamples = 100\n')
     words = [

@@ -13,24 +13,32 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import resource
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from boovae.config import resolve
-from boovae.data import Stream, load_stream
+from boovae.data import Stream, Task, load_stream
 from boovae.progress import Silent
 from boovae.run import train
+from boovae.run_folder import Run
+from boovae.training.trainer import Trainer
 
 #: Growth in bytes of a process per task, beyond what the method and the log explain, that counts as a leak.
 LEAK = 64 << 10
 #: What the allocator may take at first, bytes in all.
 ONCE = 4 << 20
+#: Tasks that are learned however long they take; fewer say nothing.
+FEWEST = 12
 #: Bytes in memory for each byte of an evaluation in the log: a number is an object in a list of its own.
 REMEMBERED = 10
 SETTINGS: dict[str, Any] = {
@@ -57,7 +65,7 @@ class Soak:
     tasks: int
     resident: list[int]  # bytes of the process after each task
     device: list[int]  # bytes allocated on the GPU
-    seconds: list[float]  # training of each task, without its evaluation
+    seconds: list[float]  # that the processor spent on the training of each task, without its evaluation
     kept: int  # bytes that the method keeps in the end
     logged: list[int]  # bytes of each evaluation in the log
 
@@ -97,22 +105,44 @@ def _slope(values: list[int]) -> float:
     return float(np.median((rest[half : 2 * half] - rest[:half]) / half)) if half else 0.0
 
 
-class _Meter(Silent):
-    """Notes the memory of the process when a task begins."""
+class TimeIsUpError(Exception):
+    """Ends a run that takes longer than it may."""
 
-    def __init__(self, device: str) -> None:
+
+class _Meter(Silent):
+    """Notes the memory of the process when a task begins; lets none begin when the time is up."""
+
+    def __init__(self, device: str, seconds: float) -> None:
         self.resident: list[int] = []
         self.allocated: list[int] = []
         self.cuda = device != "cpu"
+        self.deadline = time.monotonic() + seconds
 
     def task(self, index: int, total: int, name: str, epochs: int) -> None:
         """Note it once what is dead is gone; pictures of all components are large for a moment."""
+        if index >= FEWEST and time.monotonic() > self.deadline:
+            raise TimeIsUpError
         gc.collect()
         with contextlib.suppress(AttributeError):  # glibc keeps freed memory unless asked
             ctypes.CDLL(None).malloc_trim(0)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.resident.append(pages * resource.getpagesize())
         self.allocated.append(torch.cuda.memory_allocated() if self.cuda else 0)
+
+
+@contextlib.contextmanager
+def _timed() -> Iterator[list[float]]:
+    """Yield the processor's seconds for the training of each task; what else the machine does has no part in them."""
+    seconds: list[float] = []
+    learn = Run.learn
+
+    def timed(run: Run, trainer: Trainer, task: Task) -> None:
+        began = time.process_time()
+        learn(run, trainer, task)
+        seconds.append(time.process_time() - began)
+
+    with patch.object(Run, "learn", timed):
+        yield seconds
 
 
 def digits_again(tasks: int, images: int = 12) -> Stream:
@@ -125,14 +155,20 @@ def digits_again(tasks: int, images: int = 12) -> Stream:
     return Stream.from_tasks([part.reshape(-1, 8, 8) for part in parts], valid=1, test=1)
 
 
-def soak(method: str, tasks: int, device: str = "cpu") -> Soak:
-    """Learn so many tasks with one method, in a folder that is thrown away."""
+def soak(
+    method: str,
+    tasks: int,
+    device: str = "cpu",
+    compile: Literal["auto", "on", "off"] = "auto",
+    limit: float = math.inf,
+) -> Soak:
+    """Learn so many tasks with one method, or as many as `limit` seconds allow, in a folder that is thrown away."""
     settings = resolve({**SETTINGS, "dataset": "arrays", "method": method})
-    meter = _Meter(device)
+    meter = _Meter(device, limit)
     with tempfile.TemporaryDirectory() as home:
-        run = train(settings, digits_again(tasks), Path(home) / "run", device=device, metrics=("nll",), display=meter)
-        times = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+        run, stream = Path(home) / "run", digits_again(tasks)
+        with contextlib.suppress(TimeIsUpError), _timed() as seconds:
+            train(settings, stream, run, device=device, compile=compile, metrics=("nll",), display=meter)
         lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"evaluation"' in line]
     kept = json.loads(lines[-1])["ledger"]["memory_bytes"]
-    seconds = [time["train_seconds"] for time in times]
-    return Soak(method, tasks, meter.resident, meter.allocated, seconds, kept, [len(line) for line in lines])
+    return Soak(method, len(lines), meter.resident, meter.allocated, seconds, kept, [len(line) for line in lines])

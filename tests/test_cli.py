@@ -109,6 +109,21 @@ def test_report_of_two_runs(run: Path, tmp_path: Path) -> None:
     assert "</html>" in (tmp_path / "both.html").read_text()
 
 
+def test_where_pages_cannot_be_made_a_run_ends_with_a_line_and_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    out = tmp_path / "run"
+    main(["train", "--tasks", "1", *FAST, "--metric", "nll", "--quiet", "--out", str(out)])
+    said = capsys.readouterr()
+    assert f"no report: plotly.offline is not installed here; elsewhere: boovae report {out}" in said.err
+    assert "bytes kept" in said.out
+    assert not (out / "report.html").exists()
+    monkeypatch.undo()
+    main(["report", str(out)])
+    assert (out / "report.html").exists()
+
+
 def test_the_numbers_of_a_run_as_csv(run: Path, tmp_path: Path) -> None:
     main(["report", str(run), "--csv", str(tmp_path / "run.csv")])
     head, *_ = (tmp_path / "run.csv").read_text().split("tasks_seen,metric,task,seed,value\n")

@@ -195,8 +195,7 @@ def inspect(arguments: Inspect) -> None:
         print_components(found, names)
     print(f"gallery: {arguments.out}", file=sys.stderr)
     if arguments.prune is not None:
-        dropped = sum(sum(event["dropped"]) for event in events)
-        print(f"pruned: {dropped} components, all replicas together", file=sys.stderr)
+        print(f"pruned: {sum(sum(event['dropped']) for event in events)} components, all replicas", file=sys.stderr)
     if events:
         _report(arguments.run, quiet=False)
 
@@ -210,8 +209,7 @@ def export(arguments: Export) -> None:
     with run:
         _check_choice(trainer, arguments.task, arguments.replica)
         folder = arguments.out or arguments.run / "export" / arguments.format
-        head = run.events("run")[0]
-        paths = write(trainer, head, folder, arguments.format, replica=arguments.replica, task=arguments.task)
+        paths = write(trainer, run.head(), folder, arguments.format, replica=arguments.replica, task=arguments.task)
     for path in paths:
         print(path)
 
@@ -254,9 +252,8 @@ def datasets(arguments: Datasets) -> None:
         return
     rows = []
     for name, info in DATASETS.items():
-        where = info.where(arguments.data_dir)
-        present = "embedded" if info.embedded else str(where) if info.is_present(arguments.data_dir) else "not here"
-        rows.append((name, info.description, info.licence, present))
+        here = str(info.where(arguments.data_dir)) if info.is_present(arguments.data_dir) else "not here"
+        rows.append((name, info.description, info.licence, "embedded" if info.embedded else here))
     rows += [(name, text, "", "yours") for name, text in PATH_FORMS.items()]
     print_rows(("dataset", "what", "licence", "on this disk"), rows)
 
@@ -384,9 +381,12 @@ def _warn(folder: Path) -> None:
 def _report(folder: Path, *, quiet: bool) -> None:
     from boovae.report import write_report
 
-    page = write_report([folder])
+    try:
+        said = f"report: {write_report([folder])}"
+    except ModuleNotFoundError as error:  # the run is whole; a machine that trains may lack what pages are made with
+        quiet, said = False, f"no report: {error.name} is not installed here; elsewhere: boovae report {folder}"
     if not quiet:
-        print(f"report: {page}", file=sys.stderr)
+        print(said, file=sys.stderr)
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Thousands of broken requests to the server: none may crash it or be answered with a server's error.
 
-`python tests/fuzz_requests.py RUN 10000` asks the application in this process.
+`fuzz` asks any client, as the tests do within their process; `fuzz_server` starts `boovae serve`, asks it over the wire
+and ends it.
 """
 
 from __future__ import annotations
@@ -8,12 +9,18 @@ from __future__ import annotations
 import base64
 import json
 import random
+import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import httpx2 as httpx
+from boovae.errors import InputError
+from boovae.serve import require_server
+
+if TYPE_CHECKING:
+    import httpx2 as httpx
 
 #: Every address and how it is asked; the posted ones more often, since they take more.
 ADDRESSES = {"/": "GET", "/app.js": "GET", "/style.css": "GET", "/api/model": "GET", "/api/components/0": "GET"}
@@ -117,23 +124,33 @@ def _damaged(chance: random.Random, content: bytes) -> bytes:
     return bytes(changed) * (2 if chance.random() < 0.1 else 1)
 
 
-def main() -> None:
-    """Fuzz the application of a run."""
-    from starlette.testclient import TestClient
+def fuzz_server(run: Path, count: int, seed: int = 0, device: str = "cpu") -> Fuzzed:
+    """Ask the server of a run; it must give the same answer afterwards, end when told to, and have said nothing."""
+    require_server()
+    try:
+        import httpx2 as httpx
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed: pip install 'boovae[test]'") from error
 
-    from boovae.run import load_trainer
-    from boovae.serve.app import make_app
-    from boovae.serve.play import Player
-
-    run, trainer = load_trainer(Path(sys.argv[1]), "cpu")
-    with run:
-        player = Player(run, trainer)
-    client = TestClient(make_app(player), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
-    tried, statuses, failures = fuzz(client, int(sys.argv[2]) if len(sys.argv) > 2 else 10_000)
-    answers = ", ".join(f"{number} x {status}" for status, number in sorted(statuses.items()))
-    print(f"fuzzed requests: {tried} ({answers}), failures: {len(failures)}", *failures[:20], sep="\n")
-    raise SystemExit(bool(failures))
-
-
-if __name__ == "__main__":
-    main()
+    words = [sys.executable, "-m", "boovae.cli", "serve", str(run), "--port", "0", "--samples", "50"]
+    words += ["--device", device]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            if not address:
+                return Fuzzed(0, Counter(), [f"the server does not start: {server.communicate()[1]}"])
+            with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+                before = client.post("/api/sample", json={"n": 3}).content
+                tried, statuses, failures = fuzz(client, count, seed)
+                if client.post("/api/sample", json={"n": 3}).content != before:
+                    failures.append("the same request is answered otherwise afterwards")
+            server.send_signal(signal.SIGTERM)
+            said = server.communicate(timeout=60)[1].splitlines()
+        finally:
+            server.kill()
+    # What uvicorn says of a request that is no HTTP; anything else is an exception that was not answered for.
+    failures += [f"the server said: {line}" for line in said if not line.endswith("Invalid HTTP request received.")]
+    if server.returncode:
+        failures.append(f"the server ended with {server.returncode}")
+    return Fuzzed(tried, statuses, failures)

@@ -1,0 +1,148 @@
+"""Two processes that want the same download or the same classifier at once: both must end with a good file.
+
+In every other round one of them is killed, at a random time; then the one that is left must. Nothing half written may
+stay behind that the next one would take for whole.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from boovae.data import DataFile, Stream
+from boovae.data.download import CACHE_VARIABLE, get_file
+from boovae.metrics.classifier import trained_classifier
+from kills import fork_server
+
+#: What is downloaded, and in how many pieces it comes with a pause after each, so that there is a middle.
+PACKED = gzip.compress(np.random.default_rng(0).bytes(200_000), mtime=0)
+FILE = DataFile("data.gz", hashlib.sha256(gzip.decompress(PACKED)).hexdigest(), hashlib.md5(PACKED).hexdigest())
+PIECES, PAUSE = 10, 0.05
+#: Longest wait for a process, and what one ended with that was killed before it had anything.
+PATIENCE, KILLED = 120.0, "killed"
+
+
+@dataclass
+class Outcome:
+    """How often two wanted the same, what a process ended with as it should, and what went wrong."""
+
+    tried: Counter[str] = field(default_factory=Counter)
+    killed: int = 0
+    good: int = 0
+    losses: list[str] = field(default_factory=list)
+
+
+# --- what a process wants -------------------------------------------------------------------------------------------
+
+
+def _download(cache: Path, address: str) -> str:
+    os.environ |= {CACHE_VARIABLE: str(cache), "NO_PROXY": "*"}
+    os.environ.pop("BOOVAE_DATA", None)
+    return hashlib.md5(get_file("set", FILE, [address]).read_bytes()).hexdigest()
+
+
+def _classifier(cache: Path, address: str) -> str:
+    noise = np.random.default_rng(0).random((2, 100, 8, 8)) / 2
+    return trained_classifier(Stream.from_tasks([noise[0], noise[1] + 0.5]), device="cpu", cache_dir=cache).digest
+
+
+WANTED: dict[str, Callable[[Path, str], str]] = {"downloads": _download, "classifiers": _classifier}
+
+
+def _want(name: str, cache: Path, address: str, together: Any, answer: Connection) -> None:
+    """Be a process that wants it, from the moment on when the others do; called in the new process."""
+    together.wait(PATIENCE)
+    answer.send(WANTED[name](cache, address))
+
+
+# --- the race -------------------------------------------------------------------------------------------------------
+
+
+def two_at_once(folder: Path, rounds: int, seed: int = 0) -> Outcome:
+    """Let two processes want each thing so many times, in an empty cache each time."""
+    outcome, chance = Outcome(), random.Random(seed)
+    with _mirror() as address:
+        for name in WANTED:
+            (right,), seconds = _race(name, folder / name / "alone", address, 1)
+            for number in range(rounds):
+                cache = folder / name / str(number)
+                kill_after = chance.uniform(0, seconds) if number % 2 else None
+                answers, _ = _race(name, cache, address, 2, kill_after)
+                answers += _race(name, cache, address, 1)[0]  # what the next one finds
+                outcome.tried[name] += 1
+                outcome.killed += kill_after is not None
+                outcome.good += answers.count(right)
+                outcome.losses += [f"{name} {number}: {one}" for one in answers if one not in (right, KILLED)]
+    return outcome
+
+
+def _race(
+    name: str, cache: Path, address: str, processes: int, kill_after: float | None = None
+) -> tuple[list[str], float]:
+    """Return what processes that want it at once end with, and after how many seconds; the first may be killed."""
+    context = fork_server()
+    together = context.Barrier(processes + 1)
+    started = []
+    for _ in range(processes):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_want, args=(name, cache, address, together, sender))
+        process.start()
+        sender.close()
+        started.append((process, receiver))
+    together.wait(PATIENCE)
+    began = time.monotonic()
+    if kill_after is not None:
+        time.sleep(kill_after)
+        started[0][0].kill()
+    answers = []
+    for process, receiver in started:
+        try:
+            answers.append(receiver.recv() if receiver.poll(PATIENCE) else "no answer")
+        except EOFError:
+            first = process is started[0][0]
+            answers.append(KILLED if first and kill_after is not None else "the process died")
+        process.kill()
+        process.join()
+    return answers, time.monotonic() - began
+
+
+class _Slowly(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(PACKED)))
+        self.end_headers()
+        step = -(-len(PACKED) // PIECES)
+        try:
+            for start in range(0, len(PACKED), step):
+                self.wfile.write(PACKED[start : start + step])
+                time.sleep(PAUSE)
+        except (BrokenPipeError, ConnectionResetError):  # the one that asked was killed
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def _mirror() -> Iterator[str]:
+    """Serve the file on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Slowly) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
