@@ -20,6 +20,7 @@ from boovae.nets import initialise
 from boovae.training.engine import BLOCK, Batch, Engine
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas
+from boovae.training.saved import put
 
 WIDTH = 400
 RATE = 1e-3
@@ -81,9 +82,10 @@ class Classifiers:
     def objective(self, model: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the mean cross-entropy of one replica; the last column of `x` is the class."""
         x = batch["x"]
-        logits = model(x[:, :-1], batch.get("dropout"))
-        loss = nn.functional.cross_entropy(logits, x[:, -1].long(), reduction="none")
-        return {"loss": (loss * batch["weight"]).sum()}
+        log_probs = model(x[:, :-1], batch.get("dropout")).log_softmax(-1)
+        # A comparison instead of an index: nothing that a recorded step would have to look up.
+        own = x[:, -1:] == torch.arange(log_probs.shape[1], device=x.device)
+        return {"loss": -((log_probs * own).sum(1) * batch["weight"]).sum()}
 
     def learn(self, images: Tensor, labels: Tensor, classes: Sequence[int], *, epochs: int, batch_size: int) -> None:
         """Learn a task with new `classes`: images (N, D) and labels (N,) for all alike, or (R, N, D) and (R, N)."""
@@ -104,6 +106,15 @@ class Classifiers:
                     noise = self.generators.draw_all(draws, *key, block, steps=part.shape[1])
                     engine.run_block(part, noise)
         self.tasks += 1
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that lasts beyond a task."""
+        return self.replicas.tensors()
+
+    def load_state(self, tensors: dict[str, Tensor], tasks: int) -> None:
+        """Take back what `state` returned after so many tasks."""
+        put(self.replicas.tensors(), tensors)
+        self.tasks = tasks
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:

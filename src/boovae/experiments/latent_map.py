@@ -21,7 +21,7 @@ from boovae.config import Settings
 from boovae.distributions import DiagonalMixture, DiagonalNormal
 from boovae.errors import InputError
 from boovae.experiments.results import prepared, save_figure, write_table
-from boovae.machine import choose_device, environment, matmul_precision
+from boovae.machine import choose_device, compiles, environment, matmul_precision
 from boovae.progress import Watch, make_display
 from boovae.recall import load_data
 from boovae.run import planned_tasks
@@ -63,15 +63,17 @@ def run(settings: Settings, arguments: LatentMap, command: str) -> list[dict[str
     device, folder = choose_device(arguments.device), prepared(arguments.out)
     stream = planned_tasks(load_data(settings, arguments.data_dir), settings)
     display = make_display(quiet=arguments.quiet)
+    images = sum(len(task.train.images) for task in stream)
+    compiled = compiles(arguments.compile, images, settings, device)
     rows, maps = [], []
-    for found in learned_maps(settings, stream, device, display):
+    for found in learned_maps(settings, stream, device, display, compile=compiled):
         maps.append(found)
         rows += [
             {"dataset": settings.dataset, "method": found.method, "tasks_seen": found.seen, "seed": seed, "kl": kl}
             for seed, kl in zip(settings.seeds, found.divergence, strict=True)
         ]
         # After every map: what is there is whole, whatever happens next.
-        write_table(folder / "latent_map.csv", rows, environment(device, False, command))
+        write_table(folder / "latent_map.csv", rows, environment(device, compiled, command))
         save_figure(folder / "latent_map.png", draw(maps))
     display.close()
     return rows
@@ -88,17 +90,26 @@ def check(settings: Settings) -> None:
 
 
 def learned_maps(
-    settings: Settings, stream: Stream, device: torch.device, display: Display, samples: int = SAMPLES
+    settings: Settings,
+    stream: Stream,
+    device: torch.device,
+    display: Display,
+    samples: int = SAMPLES,
+    *,
+    compile: bool = False,
 ) -> Iterator[Map]:
     """Yield a map after every task, first of `standard`, then of the method in the settings."""
     for method in ("standard", settings.method):
         own = replace(settings, method=method)
-        trainer = Trainer(own, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+        trainer = Trainer(
+            own, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device, compile=compile
+        )
         for index, task in enumerate(stream):
             display.task(index, len(stream), f"{method}, {task.name}", own.epochs)
             trainer.learn(task, Watch(display))
             with matmul_precision(device):
-                yield make_map(trainer, stream[: index + 1], samples)
+                found = make_map(trainer, stream[: index + 1], samples)
+            yield found
 
 
 @torch.no_grad()
