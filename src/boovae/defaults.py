@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         raise InputError(f"validation_fraction is {share}; it must be at least 0 and under 1")
     if parameters["compile"] not in (True, False, "auto"):
         raise InputError(f"compile is {parameters['compile']!r}; it must be True, False or 'auto'")
+    for name in ("detect_first", "detect_most"):
+        if not isinstance(parameters[name], numbers.Integral):
+            raise InputError(f"{name} is {parameters[name]!r}; it must be a whole number")
 
 
 def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, grey: bool, seed: int) -> Settings:

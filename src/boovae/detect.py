@@ -13,6 +13,7 @@ task, those behind it begin the next.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from boovae.carry import carry
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.machine import choose_device
@@ -84,6 +86,12 @@ class ChangeDetector:
                 return self.seen - len(self._drops) + self._onset()
         return None
 
+    def copy(self) -> ChangeDetector:
+        """Return the same state, which may go another way."""
+        other = copy.copy(self)
+        other._drops = list(self._drops)
+        return other
+
     def _onset(self) -> int:
         """Return after how many of the last drops the change came: the likeliest place for the mean to leave zero.
 
@@ -105,10 +113,13 @@ class TaskFinder:
         rest = finder.finish()
     """
 
-    def __init__(self, trial: Callable[[Tensor], Score], first: int = FIRST) -> None:
+    def __init__(self, trial: Callable[[Tensor], Score], first: int = FIRST, most: int | None = None) -> None:
+        """Where `most` images have come without a change they are a task, so that no more ever wait."""
         if first < 8:
             raise InputError(f"first (--detect-first) is {first}; a trial needs at least 8 images")
-        self.trial, self.first = trial, first
+        if most is not None and most < first:
+            raise InputError(f"most (--detect-most) is {most}; it must be at least --detect-first, {first}")
+        self.trial, self.first, self.most = trial, first, most
         self._images: list[Tensor] = []  # of the task that has not ended
         self._scored = 0
         self._score: Score | None = None
@@ -122,19 +133,34 @@ class TaskFinder:
         """Take more images (n, D); yield the tasks that have ended, each (m, D)."""
         if len(images):
             self._images.append(images)
-        while self.waiting >= self.first and self.waiting > self._scored:
+        while self.waiting >= self.first:
             whole = torch.cat(self._images)
             self._images = [whole]
             if self._score is None:
                 self._begin(whole[: self.first])
-            assert self._score is not None
-            change = self._detector.feed(self._score(whole[self._scored :])) if len(whole) > self._scored else None
-            self._scored = len(whole)
-            if change is None:
+            end = self._end(whole)
+            if end is None:
                 return
-            end = self.first + change
             self._images, self._score, self._scored = [whole[end:]], None, 0
             yield whole[:end]
+
+    def _end(self, whole: Tensor) -> int | None:
+        """Score the images that have not been scored; return where their task ends, if it does."""
+        assert self._score is not None
+        for part in whole[self._scored : self.most].split(CHUNK):
+            change = self._detector.feed(self._score(part)) if len(part) else None
+            self._scored += len(part)
+            if change is not None:
+                return self.first + change
+        return self.most if self._scored == self.most else None
+
+    def copy(self) -> TaskFinder:
+        """Return the same state, which may go another way."""
+        other = copy.copy(self)
+        other._images = list(self._images)
+        if self._score is not None:
+            other._detector = self._detector.copy()
+        return other
 
     def _begin(self, images: Tensor) -> None:
         """Let a trial learn the first images but a few, which become the reference."""
@@ -162,26 +188,27 @@ class Trial:
     def __post_init__(self) -> None:
         if self.trainer.method.knows_task:
             raise InputError(f"method '{self.trainer.method.name}' must be told the task; it cannot find one by itself")
+        self._settings = self.trainer.settings  # a learner that takes its place has a schedule of its own
 
     def __call__(self, images: Tensor) -> Score:
         """Return how the copy scores images: their ELBO, the mean over replicas."""
-        copy = self._copy(len(images))
-        copy.learn(make_task(images, "trial"), Watch(Silent()))
-        return lambda others: elbo(copy, others).mean(0)
+        learner = self.learner(len(images))
+        learner.learn(make_task(images, "trial"), Watch(Silent()))
+        return lambda others: elbo(learner, others).mean(0)
 
-    def _copy(self, images: int) -> Trainer:
-        old, settings = self.trainer, self.trainer.settings
-        copy = Trainer(
-            shortened(settings, images),
+    def learner(self, images: int) -> Trainer:
+        """Return a copy of the trainer that learns so many images with a short schedule."""
+        old = self.trainer
+        learner = Trainer(
+            shortened(self._settings, images),
             old.shape,
             old.pixel_range,
             binarize=old.binarize,
             device=old.device,
             seeds=old.replicas.seeds,
         )
-        tensors, record = old.state()
-        copy.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
-        return copy
+        carry(old, learner)
+        return learner
 
 
 def shortened(settings: Settings, images: int) -> Settings:
@@ -227,6 +254,10 @@ def detected(settings: Settings, arguments: Train) -> Settings:
     stream = load_data(settings, arguments.data_dir)
     borders = find_borders(settings, stream, device, display, first=arguments.detect_first)
     display.close()
+    if settings.tasks is not None and len(borders) + 1 < settings.tasks:
+        raise InputError(
+            f"--tasks is {settings.tasks}, but {len(borders) + 1} were found in the stream; leave it out to learn those"
+        )
     return replace(settings, borders=tuple(borders))
 
 
@@ -237,14 +268,15 @@ def find_borders(
 
     The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
     """
-    short = shortened(settings, first)
-    trainer = Trainer(short, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
-    finder, borders = TaskFinder(Trial(trainer), first), [0]
+    trainer = Trainer(settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+    trial = Trial(trainer)
+    finder, borders = TaskFinder(trial, first), [0]
     for batch in torch.cat([task.train.images for task in stream]).split(first):
         for images in finder.feed(batch):
             borders.append(borders[-1] + len(images))
             display.note(f"task {len(borders) - 1} ended after {len(images)} images, at {borders[-1]}")
             if len(borders) - 1 == settings.tasks:
                 return borders[1:]
-            trainer.learn(make_task(images, str(len(borders) - 1)), Watch(display))
+            trial.trainer = trial.learner(len(images))
+            trial.trainer.learn(make_task(images, str(len(borders) - 1)), Watch(display))
     return borders[1:]
