@@ -16,8 +16,8 @@ from boovae.cli import main
 from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.experiments import replay
-from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies
-from boovae.experiments.replay import _past, class_scores
+from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
+from boovae.experiments.replay import _past
 from boovae.training.events import Observer
 from boovae.training.trainer import Trainer
 from conftest import tiny, trained

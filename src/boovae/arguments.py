@@ -232,7 +232,7 @@ class Replay(Configured, Settings):
     dropout: float = 0.2
     """Share of the classifier's units that are dropped."""
     reconstruct: bool = True
-    """The classifier also sees the current images as the generator shows them, so that looks do not give away age."""
+    """The classifier also sees current and test images as the generator shows them, so that looks do not tell age."""
     samples_per_image: int = 100
     """Importance samples of the classifier that reads p(class | x) off the prior."""
     compile: Literal["auto", "on", "off"] = "auto"

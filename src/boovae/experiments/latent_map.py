@@ -118,7 +118,9 @@ def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) ->
     images = torch.cat([task.test.images for task in tasks]).to(trainer.device)
     posterior: DiagonalNormal = trainer.replicas.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
     codes = posterior.mean[0].cpu()
-    extent = 1.1 * max(3.0, codes.abs().quantile(0.999).item())
+    # Not the means alone: their Gaussians belong on the map too.
+    reach = codes.abs() + 2 * (0.5 * posterior.log_variance[0].cpu()).exp()
+    extent = 1.1 * max(3.0, reach.quantile(0.999).item())
     line = torch.linspace(-extent, extent, POINTS, device=trainer.device)
     points = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
     points = points.expand(len(trainer.replicas), -1, -1)
@@ -193,7 +195,8 @@ def draw(maps: Sequence[Map]) -> Figure:
 def _panels(column: npt.NDArray[Any], one: Map) -> None:
     """Draw the three panels of a map."""
     codes, *densities = column
-    codes.scatter(*one.codes.T, c=one.labels % 10, cmap="tab10", vmin=0, vmax=9, s=2, linewidths=0)
+    size = min(max(2000 / len(one.codes), 2), 8)
+    codes.scatter(*one.codes.T, c=one.labels % 10, cmap="tab10", vmin=0, vmax=9, s=size, linewidths=0)
     kl = sum(one.divergence) / len(one.divergence)
     codes.set_title(f"{one.seen} task{'s' if one.seen > 1 else ''}: KL {kl:.2f}", fontsize=9)
     # One scale for both densities, square root against sharp peaks.

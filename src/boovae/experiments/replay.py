@@ -28,11 +28,11 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.errors import InputError
-from boovae.experiments.classifiers import Classifiers, accuracies
+from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
 from boovae.experiments.kept import Kept
 from boovae.experiments.replay_points import Point, draw, table
 from boovae.experiments.results import prepared, save_figure, write_table
-from boovae.machine import choose_device, compiles, environment, matmul_precision
+from boovae.machine import choose_device, compiles, environment
 from boovae.metrics.evaluation import generate
 from boovae.progress import Watch, make_display
 from boovae.recall import load_data
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from boovae.data import Stream, Task
     from boovae.progress import Display
 
-#: Latents that are scored at once by the generative classifier.
-LATENTS = 20_000
 #: Weight of the paper's penalties for the generator `boo`, if the settings have none.
 PAPER_LAMBDA = 1.0
 
@@ -292,7 +290,8 @@ def _with_samples(experiment: Experiment, curve: Curve, progress: Progress, inde
     _learn(experiment, progress, images, labels, task)
     test, truth = experiment.test_set(index + 1)
     groups = experiment.groups[: index + 1]
-    yield progress.point(curve.name, classifiers.logits(test), truth, groups)
+    scores = _answers(experiment, trainer, classifiers, test)
+    yield progress.point(curve.name, scores, truth, groups)
     if curve.by_class:
         labels_now = [part.classes[0] for part in seen]
         scores = class_scores(trainer, test, labels_now, len(stream.class_names), experiment.samples)
@@ -325,11 +324,31 @@ def _now(experiment: Experiment, trainer: Trainer, task: Task) -> tuple[Tensor, 
         return real, labels
     draw = Draw("normal", (real.shape[1], trainer.settings.latent_dim))
     noise = Generators(replicas.seeds, replicas.device).draw(draw, "reconstruct", trainer.tasks_done)
+    return torch.cat([real, _shown(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
 
-    def shown(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
+
+def _shown(trainer: Trainer, images: Tensor, noise: Tensor) -> Tensor:
+    """Return images (R, n, D) as the generator shows them; without noise, at the means of their latents."""
+
+    def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
         return model.images(model.posterior(x).rsample(noise))
 
-    return torch.cat([real, replicas.map(shown, real, noise)], 1), torch.cat([labels, labels], 1)
+    shown: Tensor = trainer.replicas.map(one, images, noise)
+    return shown
+
+
+@torch.no_grad()
+def _answers(experiment: Experiment, trainer: Trainer, classifiers: Classifiers, test: Tensor) -> Tensor:
+    """Return the scores (R, n, classes) of images (n, D).
+
+    With `reconstruct` the classifier has learned both looks of an image, so both are asked: log-probabilities add up.
+    """
+    scores = classifiers.logits(test).log_softmax(-1)
+    if not experiment.reconstruct:
+        return scores
+    each = test.expand(len(trainer.replicas), -1, -1)
+    still = torch.zeros(*each.shape[:2], trainer.settings.latent_dim, device=test.device)
+    return scores + classifiers.logits(_shown(trainer, each, still)).log_softmax(-1)
 
 
 def _past(
@@ -348,33 +367,3 @@ def _past(
     samples = [generate(trainer, count, f"{purpose} {old}", old) for old in range(len(labels_of))]
     labels = torch.tensor(labels_of, device=trainer.device).repeat_interleave(count)
     return torch.cat(samples, 1), labels.expand(len(trainer.replicas), -1)
-
-
-@torch.no_grad()
-def class_scores(trainer: Trainer, images: Tensor, labels_of: Sequence[int], classes: int, samples: int) -> Tensor:
-    """Return log p(x, class) (R, n, classes) of images (n, D), up to what does not depend on the class; else −inf.
-
-    Importance sampling with the posterior; `labels_of` names the class of each VAE task.
-    """
-    replicas = trainer.replicas
-    draw = Draw("normal", (samples, trainer.settings.latent_dim))
-    noise = Generators(replicas.seeds, replicas.device).draw(draw, "classify")
-    sizes = torch.tensor(trainer.sizes, dtype=torch.float32, device=images.device)
-    log_masses = (sizes / sizes.sum()).log()
-
-    def joint(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
-        posterior = model.posterior(x)
-        wide = type(posterior)(*(part.unsqueeze(1) for part in posterior))
-        z = wide.rsample(noise)  # (n, samples, L)
-        output = model.likelihood.bounded(model.decode(z))
-        rest = model.likelihood.log_prob(output, x.unsqueeze(1)) - wide.log_prob(z)
-        parts = [model.prior.forward(model.posterior, task).log_prob(z) for task in range(len(labels_of))]
-        return torch.logsumexp(rest.unsqueeze(2) + torch.stack(parts, 2), 1) + log_masses
-
-    chunk = max(1, LATENTS // samples)
-    with matmul_precision(trainer.device):
-        parts = [replicas.map(joint, part.expand(len(replicas), -1, -1), noise) for part in images.split(chunk)]
-    found = torch.cat(parts, 1)
-    scores = torch.full((*found.shape[:2], classes), -torch.inf, device=images.device)
-    scores[..., list(labels_of)] = found
-    return scores
