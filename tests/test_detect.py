@@ -119,6 +119,28 @@ def test_too_few_images_for_a_trial_wait() -> None:
         TaskFinder(nearest, first=3)
 
 
+@pytest.mark.parametrize("batch", [7, 1000])
+def test_no_more_than_a_given_number_ever_waits(batch: int) -> None:
+    finder = TaskFinder(nearest, first=30, most=60)
+    found = []
+    for part in levels([150, 40]).split(batch):
+        found += [len(task) for task in finder.feed(part)]
+        assert finder.waiting < 60
+    assert found == [60, 60, 30]
+    with pytest.raises(InputError, match="must be at least --detect-first, 30"):
+        TaskFinder(nearest, first=30, most=20)
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    stream = levels([50, 50])
+    finder = TaskFinder(nearest, first=30)
+    assert list(finder.feed(stream[:51])) == []  # one image of the next task is no change yet
+    other = finder.copy()
+    assert [len(task) for task in other.feed(stream[51:])] == [50]
+    assert finder.waiting == 51
+    assert [len(task) for task in finder.feed(stream[51:])] == [50]
+
+
 def test_other_cuts_keep_every_image_and_the_digest() -> None:
     stream = load_stream("digits", limit=24)
     cut = recut(stream, [30, 100])
@@ -215,6 +237,7 @@ def test_a_run_without_borders_keeps_what_was_found(tmp_path: Path, capsys: pyte
         (["--detect-tasks", "--detect-first", "2"], "a trial needs at least 8 images"),
         (["--detect-tasks", "--method", "multihead"], "must be told the task"),
         (["--borders", "5", "3"], "they must rise"),
+        (["--detect-tasks", "--limit", "12", "--tasks", "3", "--epochs", "1"], "1 were found in the stream"),
     ],
 )
 def test_wrong_arguments_say_what_to_do(
