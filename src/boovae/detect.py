@@ -1,21 +1,22 @@
 """Tasks in a stream without borders: the learner notices from the ELBO that its data have changed.
 
 When a task begins, a trial copy of the model learns its first images, and what it makes of a few held-out ones is the
-reference. Every later image is scored by the trial's ELBO under the task's own part of the prior. The drops, in
+reference. Every later image is scored by the trial's ELBO under the task's own part of the prior, and by the ELBO's KL
+term alone: a simple image of another kind can have a good ELBO, but its code lies off the task's prior. The drops, in
 standard deviations of the reference, are added up, less a slack, and never under zero (Page's cumulative sum, 1954):
 
     s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
 
-and where the sum passes the threshold the data have changed since it last was zero, at the likeliest place for the mean
-of the drops to leave zero. The limit keeps one odd image from raising an alarm. The images up to there are a finished
-task, those behind it begin the next.
+and where one of the sums passes the threshold the data have changed since it last was zero, at the likeliest place for
+the mean of the drops to leave zero. The limit keeps one odd image from raising an alarm. The images up to there are a
+finished task, those behind it begin the next.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ EPOCHS, STEPS = 40, 12
 #: Latents per image for its ELBO, and images that are scored at once.
 LATENTS, CHUNK = 8, 500
 
-#: The ELBO of images (n, D), in nats, (n,).
+#: What images (n, D) are watched by, (n,) or (n, columns): the ELBO and its KL term, in nats.
 Score = Callable[[Tensor], Tensor]
 
 
@@ -58,11 +59,11 @@ class ChangeDetector:
     >>> detector = ChangeDetector(reference)
     >>> detector.feed(torch.zeros(50)) is None  # as ever
     True
-    >>> detector.feed(torch.tensor([0.0, 0.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0]))  # 52 images were of the task
+    >>> detector.feed(torch.tensor([0.0, 0.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0]))  # 52 images were of the task
     52
     """
 
-    def __init__(self, reference: Tensor, *, slack: float = 1.0, limit: float = 4.0, threshold: float = 15.0) -> None:
+    def __init__(self, reference: Tensor, *, slack: float = 1.0, limit: float = 4.0, threshold: float = 20.0) -> None:
         if len(reference) < 2 or not bool(reference.isfinite().all()):
             raise InputError(f"reference: {len(reference)} values; at least 2 finite ones are needed")
         self.mean = reference.double().mean().item()
@@ -148,10 +149,12 @@ class TaskFinder:
         """Score the images that have not been scored; return where their task ends, if it does."""
         assert self._score is not None
         for part in whole[self._scored : self.most].split(CHUNK):
-            change = self._detector.feed(self._score(part)) if len(part) else None
+            columns = _columns(self._score(part)) if len(part) else []
+            found = [detector.feed(values) for detector, values in zip(self._detectors, columns, strict=False)]
             self._scored += len(part)
-            if change is not None:
-                return self.first + change
+            changes = [change for change in found if change is not None]
+            if changes:
+                return self.first + min(changes)
         return self.most if self._scored == self.most else None
 
     def copy(self) -> TaskFinder:
@@ -159,7 +162,7 @@ class TaskFinder:
         other = copy.copy(self)
         other._images = list(self._images)
         if self._score is not None:
-            other._detector = self._detector.copy()
+            other._detectors = [detector.copy() for detector in self._detectors]
         return other
 
     def _begin(self, images: Tensor) -> None:
@@ -167,13 +170,17 @@ class TaskFinder:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
         held = max(2, round(HELD_OUT * len(images)))
         self._score = self.trial(images[order[held:]])
-        self._detector = ChangeDetector(self._score(images[order[:held]]))
+        self._detectors = [ChangeDetector(values) for values in _columns(self._score(images[order[:held]]))]
         self._scored = self.first
 
     def finish(self) -> Tensor | None:
         """Return the images of the last task, which the stream's end has ended; None if there are none."""
         images, self._images, self._score, self._scored = self._images, [], None, 0
         return torch.cat(images) if images else None
+
+
+def _columns(scores: Tensor) -> Sequence[Tensor]:
+    return scores.unbind(1) if scores.dim() == 2 else [scores]
 
 
 # --- with a trainer -------------------------------------------------------------------------------------------------
@@ -191,10 +198,10 @@ class Trial:
         self._settings = self.trainer.settings  # a learner that takes its place has a schedule of its own
 
     def __call__(self, images: Tensor) -> Score:
-        """Return how the copy scores images: their ELBO, the mean over replicas."""
+        """Return how the copy scores images: their ELBO and its KL term (n, 2), means over replicas."""
         learner = self.learner(len(images))
         learner.learn(make_task(images, "trial"), Watch(Silent()))
-        return lambda others: elbo(learner, others).mean(0)
+        return lambda others: elbo_and_kl(learner, others).mean(0)
 
     def learner(self, images: int) -> Trainer:
         """Return a copy of the trainer that learns so many images with a short schedule."""
@@ -227,8 +234,8 @@ def make_task(images: Tensor, name: str) -> Task:
 
 
 @torch.no_grad()
-def elbo(trainer: Trainer, images: Tensor) -> Tensor:
-    """Return the ELBO of images (n, D) under the newest task's part of the prior, (R, n); some latents per image."""
+def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
+    """Return ELBO and −KL of images (n, D) under the newest task's part of the prior, (R, n, 2), from some latents."""
     replicas, task = trainer.replicas, trainer.tasks_done - 1
     draw = Draw("normal", (LATENTS, trainer.settings.latent_dim))
     noise = Generators(replicas.seeds, replicas.device).draw(draw, "elbo")
@@ -239,8 +246,8 @@ def elbo(trainer: Trainer, images: Tensor) -> Tensor:
         z = wide.rsample(noise)  # (n, LATENTS, L)
         output = model.likelihood.bounded(model.decode(z))
         likelihood = model.likelihood.log_prob(output, x.unsqueeze(1))
-        prior = model.prior.forward(model.posterior, task).log_prob(z)
-        return (likelihood + prior - wide.log_prob(z)).mean(1)
+        kl = wide.log_prob(z) - model.prior.forward(model.posterior, task).log_prob(z)
+        return torch.stack([(likelihood - kl).mean(1), -kl.mean(1)], -1)
 
     parts = images.to(replicas.device).split(CHUNK)
     return torch.cat([replicas.map(one, part.expand(len(replicas), -1, -1), noise) for part in parts], 1)
