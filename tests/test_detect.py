@@ -17,7 +17,7 @@ from boovae.cli import main
 from boovae.config import resolve
 from boovae.data import Stream, load_stream
 from boovae.data.borders import recut
-from boovae.detect import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo, find_borders
+from boovae.detect import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo_and_kl, find_borders
 from boovae.errors import InputError
 from boovae.progress import Silent
 from boovae.training.randomness import Draw, Generators
@@ -119,6 +119,28 @@ def test_too_few_images_for_a_trial_wait() -> None:
         TaskFinder(nearest, first=3)
 
 
+@pytest.mark.parametrize("batch", [7, 1000])
+def test_no_more_than_a_given_number_ever_waits(batch: int) -> None:
+    finder = TaskFinder(nearest, first=30, most=60)
+    found = []
+    for part in levels([150, 40]).split(batch):
+        found += [len(task) for task in finder.feed(part)]
+        assert finder.waiting < 60
+    assert found == [60, 60, 30]
+    with pytest.raises(InputError, match="must be at least --detect-first, 30"):
+        TaskFinder(nearest, first=30, most=20)
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    stream = levels([50, 50])
+    finder = TaskFinder(nearest, first=30)
+    assert list(finder.feed(stream[:51])) == []  # one image of the next task is no change yet
+    other = finder.copy()
+    assert [len(task) for task in other.feed(stream[51:])] == [50]
+    assert finder.waiting == 51
+    assert [len(task) for task in finder.feed(stream[51:])] == [50]
+
+
 def test_other_cuts_keep_every_image_and_the_digest() -> None:
     stream = load_stream("digits", limit=24)
     cut = recut(stream, [30, 100])
@@ -149,7 +171,7 @@ def test_a_trial_leaves_the_trainer_as_it_was(digits: Stream) -> None:
     score = Trial(trainer)(digits[2].train.images)
     assert same(trainer, untouched)
     assert trainer.tasks_done == 2
-    assert score(digits[3].test.images).shape == (len(digits[3].test.images),)
+    assert score(digits[3].test.images).shape == (len(digits[3].test.images), 2)
 
 
 def test_the_elbo_is_under_the_newest_tasks_part_of_the_prior(digits: Stream) -> None:
@@ -166,8 +188,9 @@ def test_the_elbo_is_under_the_newest_tasks_part_of_the_prior(digits: Stream) ->
     weights, means, log_variances = (tensors[f"prior.{name}"][1] for name in ("log_weights", "mean", "log_variance"))
     parts = distributions.Independent(distributions.Normal(means, (0.5 * log_variances).exp()), 1)
     prior = distributions.MixtureSameFamily(distributions.Categorical(logits=weights), parts)
-    truth = (pixels + prior.log_prob(z) - q.log_prob(z)).mean()
-    torch.testing.assert_close(elbo(trainer, x.unsqueeze(0))[1, 0], truth, rtol=1e-4, atol=1e-3)
+    kl = (q.log_prob(z) - prior.log_prob(z)).mean()
+    truth = torch.stack([pixels.mean() - kl, -kl])
+    torch.testing.assert_close(elbo_and_kl(trainer, x.unsqueeze(0))[1, 0], truth, rtol=1e-4, atol=1e-3)
 
 
 def test_a_learner_finds_the_change_between_two_digits() -> None:
@@ -215,6 +238,7 @@ def test_a_run_without_borders_keeps_what_was_found(tmp_path: Path, capsys: pyte
         (["--detect-tasks", "--detect-first", "2"], "a trial needs at least 8 images"),
         (["--detect-tasks", "--method", "multihead"], "must be told the task"),
         (["--borders", "5", "3"], "they must rise"),
+        (["--detect-tasks", "--limit", "12", "--tasks", "3", "--epochs", "1"], "1 were found in the stream"),
     ],
 )
 def test_wrong_arguments_say_what_to_do(

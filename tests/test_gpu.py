@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 import torch
 
+from boovae.cli import main
 from boovae.config import Settings
 from boovae.data import Stream
 from boovae.metrics.likelihood import log_likelihood
@@ -77,3 +78,13 @@ def test_resume_is_exact_on_a_gpu(
     assert train_with_kills(settings, digits, tmp_path / "killed", monkeypatch, itertools.count(6), **options) >= 2
     whole, killed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "killed"))
     assert whole.read_bytes() == killed.read_bytes()
+
+
+def test_the_experiments_run_on_a_gpu(digits: Stream, tmp_path: Path) -> None:
+    """The paper's other experiments, small: classifiers, maps and borders are learned on the device."""
+    small = ["--dataset", "digits", "--limit", "30", "--epochs", "3", "--replicas", "2", "--device", "cuda", "--quiet"]
+    main(["replay", *small, "--tasks", "2", "--classifier-epochs", "3", "--out", str(tmp_path / "replay")])
+    main(["latent-map", *small, "--tasks", "2", "--out", str(tmp_path / "map")])
+    main(["train", *small, "--detect-tasks", "--metric", "nll", "--out", str(tmp_path / "run")])
+    for name in ("replay/replay.png", "replay/replay.csv", "map/latent_map.png", "run/metrics.jsonl"):
+        assert (tmp_path / name).stat().st_size > 0

@@ -13,9 +13,13 @@ from PIL import Image
 from torch import Tensor, distributions
 
 from boovae.cli import main
-from boovae.data import Stream
-from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies
-from boovae.experiments.replay import _past, class_scores
+from boovae.data import Stream, Task
+from boovae.errors import InputError
+from boovae.experiments import replay
+from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
+from boovae.experiments.replay import _past
+from boovae.training.events import Observer
+from boovae.training.trainer import Trainer
 from conftest import tiny, trained
 
 CPU = torch.device("cpu")
@@ -152,6 +156,53 @@ def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
     assert cost["scratch, 2 VAE tasks"] > 1.3 * cost["boo+distill, 2 VAE tasks"]
     picture = Image.open(tmp_path / "replay.png").convert("L")
     assert min(picture.size) > 300
+
+
+def numbers(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of a table without what the clock says."""
+    lines = (folder / "replay.csv").read_text().splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return [{name: value for name, value in row.items() if not name.endswith("seconds")} for row in rows]
+
+
+def test_a_stopped_experiment_goes_on_and_a_finished_one_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replay, "save_figure", lambda path, figure: path)
+    words = ["replay", *SMALL, "--tasks", "2", "--curve", "exact", "method", "--out"]
+    main([*words, str(tmp_path / "whole")])
+    learn, calls = Trainer.learn, []
+
+    def counted(trainer: Trainer, task: Task, observer: Observer) -> None:
+        calls.append(task.name)
+        if calls == ["0", "1", "2"]:  # the second classifier task has begun
+            raise InputError("the power is gone")
+        learn(trainer, task, observer)
+
+    monkeypatch.setattr(Trainer, "learn", counted)
+    with pytest.raises(SystemExit):
+        main([*words, str(tmp_path / "stopped")])
+    main([*words, str(tmp_path / "stopped")])
+    assert calls[:5] == ["0", "1", "2", "2", "3"]  # only the task that was cut off begins again
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    calls.clear()
+    main([*words, str(tmp_path / "stopped")])
+    assert calls == []
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    assert not list((tmp_path / "stopped" / "curves").glob("*/"))  # of finished curves the points alone
+    with pytest.raises(SystemExit):
+        main([*words, str(tmp_path / "stopped"), "--seed", "5"])  # another experiment, which begins at its beginning
+    assert calls == ["0", "1", "2"]
+
+
+def test_a_damaged_curve_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["replay", *SMALL, "--tasks", "2", "--curve", "none", "--out", str(tmp_path)]
+    main(words)
+    (path,) = (tmp_path / "curves").iterdir()
+    path.write_text("{")
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "remove it, and the curve is made anew" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

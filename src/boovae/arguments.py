@@ -202,6 +202,8 @@ class LatentMap(Configured, Settings):
     defaults: ClassVar[dict[str, Any]] = {"latent_dim": 2}
     out: Path = Path("latent-map")
     """Folder for latent_map.png and latent_map.csv."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the training step (torch.compile): faster steps after some ten seconds."""
     quiet: bool = False
     """Show nothing but the result."""
     json: bool = False
@@ -214,7 +216,7 @@ class Replay(Configured, Settings):
 
     defaults: ClassVar[dict[str, Any]] = {"classes_per_task": 2}
     out: Path = Path("replay")
-    """Folder for replay.png and replay.csv."""
+    """Folder for replay.png and replay.csv, and for what is kept of the curves: the same command goes on from there."""
     curve: tuple[Literal["exact", "none", "boo", "method", "scratch"], ...] = (
         "exact",
         "none",
@@ -230,9 +232,11 @@ class Replay(Configured, Settings):
     dropout: float = 0.2
     """Share of the classifier's units that are dropped."""
     reconstruct: bool = True
-    """The classifier also sees the current images as the generator shows them, so that looks do not give away age."""
+    """The classifier also sees current and test images as the generator shows them, so that looks do not tell age."""
     samples_per_image: int = 100
     """Importance samples of the classifier that reads p(class | x) off the prior."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the training step (torch.compile): faster steps after some ten seconds."""
     quiet: bool = False
     """Show nothing but the result."""
     json: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,6 +48,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         raise InputError(
             f"random_state is {state!r}; it must be a whole number from 0 to 2**32 - 1, a RandomState or None"
         ) from error
+    for name in ("detect_first", "detect_most"):
+        if not isinstance(parameters[name], numbers.Integral):
+            raise InputError(f"{name} is {parameters[name]!r}; it must be a whole number")
 
 
 def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, grey: bool, seed: int) -> Settings:

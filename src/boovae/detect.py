@@ -1,26 +1,29 @@
 """Tasks in a stream without borders: the learner notices from the ELBO that its data have changed.
 
 When a task begins, a trial copy of the model learns its first images, and what it makes of a few held-out ones is the
-reference. Every later image is scored by the trial's ELBO under the task's own part of the prior. The drops, in
+reference. Every later image is scored by the trial's ELBO under the task's own part of the prior, and by the ELBO's KL
+term alone: a simple image of another kind can have a good ELBO, but its code lies off the task's prior. The drops, in
 standard deviations of the reference, are added up, less a slack, and never under zero (Page's cumulative sum, 1954):
 
     s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
 
-and where the sum passes the threshold the data have changed since it last was zero, at the likeliest place for the mean
-of the drops to leave zero. The limit keeps one odd image from raising an alarm. The images up to there are a finished
-task, those behind it begin the next.
+and where one of the sums passes the threshold the data have changed since it last was zero, at the likeliest place for
+the mean of the drops to leave zero. The limit keeps one odd image from raising an alarm. The images up to there are a
+finished task, those behind it begin the next.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from boovae.carry import carry
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.machine import choose_device
@@ -45,7 +48,7 @@ EPOCHS, STEPS = 40, 12
 #: Latents per image for its ELBO, and images that are scored at once.
 LATENTS, CHUNK = 8, 500
 
-#: The ELBO of images (n, D), in nats, (n,).
+#: What images (n, D) are watched by, (n,) or (n, columns): the ELBO and its KL term, in nats.
 Score = Callable[[Tensor], Tensor]
 
 
@@ -56,11 +59,11 @@ class ChangeDetector:
     >>> detector = ChangeDetector(reference)
     >>> detector.feed(torch.zeros(50)) is None  # as ever
     True
-    >>> detector.feed(torch.tensor([0.0, 0.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0]))  # 52 images were of the task
+    >>> detector.feed(torch.tensor([0.0, 0.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0]))  # 52 images were of the task
     52
     """
 
-    def __init__(self, reference: Tensor, *, slack: float = 1.0, limit: float = 4.0, threshold: float = 15.0) -> None:
+    def __init__(self, reference: Tensor, *, slack: float = 1.0, limit: float = 4.0, threshold: float = 20.0) -> None:
         if len(reference) < 2 or not bool(reference.isfinite().all()):
             raise InputError(f"reference: {len(reference)} values; at least 2 finite ones are needed")
         self.mean = reference.double().mean().item()
@@ -84,6 +87,12 @@ class ChangeDetector:
                 return self.seen - len(self._drops) + self._onset()
         return None
 
+    def copy(self) -> ChangeDetector:
+        """Return the same state, which may go another way."""
+        other = copy.copy(self)
+        other._drops = list(self._drops)
+        return other
+
     def _onset(self) -> int:
         """Return after how many of the last drops the change came: the likeliest place for the mean to leave zero.
 
@@ -105,10 +114,13 @@ class TaskFinder:
         rest = finder.finish()
     """
 
-    def __init__(self, trial: Callable[[Tensor], Score], first: int = FIRST) -> None:
+    def __init__(self, trial: Callable[[Tensor], Score], first: int = FIRST, most: int | None = None) -> None:
+        """Where `most` images have come without a change they are a task, so that no more ever wait."""
         if first < 8:
             raise InputError(f"first (--detect-first) is {first}; a trial needs at least 8 images")
-        self.trial, self.first = trial, first
+        if most is not None and most < first:
+            raise InputError(f"most (--detect-most) is {most}; it must be at least --detect-first, {first}")
+        self.trial, self.first, self.most = trial, first, most
         self._images: list[Tensor] = []  # of the task that has not ended
         self._scored = 0
         self._score: Score | None = None
@@ -122,32 +134,53 @@ class TaskFinder:
         """Take more images (n, D); yield the tasks that have ended, each (m, D)."""
         if len(images):
             self._images.append(images)
-        while self.waiting >= self.first and self.waiting > self._scored:
+        while self.waiting >= self.first:
             whole = torch.cat(self._images)
             self._images = [whole]
             if self._score is None:
                 self._begin(whole[: self.first])
-            assert self._score is not None
-            change = self._detector.feed(self._score(whole[self._scored :])) if len(whole) > self._scored else None
-            self._scored = len(whole)
-            if change is None:
+            end = self._end(whole)
+            if end is None:
                 return
-            end = self.first + change
             self._images, self._score, self._scored = [whole[end:]], None, 0
             yield whole[:end]
+
+    def _end(self, whole: Tensor) -> int | None:
+        """Score the images that have not been scored; return where their task ends, if it does."""
+        assert self._score is not None
+        for part in whole[self._scored : self.most].split(CHUNK):
+            columns = _columns(self._score(part)) if len(part) else []
+            found = [detector.feed(values) for detector, values in zip(self._detectors, columns, strict=False)]
+            self._scored += len(part)
+            changes = [change for change in found if change is not None]
+            if changes:
+                return self.first + min(changes)
+        return self.most if self._scored == self.most else None
+
+    def copy(self) -> TaskFinder:
+        """Return the same state, which may go another way."""
+        other = copy.copy(self)
+        other._images = list(self._images)
+        if self._score is not None:
+            other._detectors = [detector.copy() for detector in self._detectors]
+        return other
 
     def _begin(self, images: Tensor) -> None:
         """Let a trial learn the first images but a few, which become the reference."""
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
         held = max(2, round(HELD_OUT * len(images)))
         self._score = self.trial(images[order[held:]])
-        self._detector = ChangeDetector(self._score(images[order[:held]]))
+        self._detectors = [ChangeDetector(values) for values in _columns(self._score(images[order[:held]]))]
         self._scored = self.first
 
     def finish(self) -> Tensor | None:
         """Return the images of the last task, which the stream's end has ended; None if there are none."""
         images, self._images, self._score, self._scored = self._images, [], None, 0
         return torch.cat(images) if images else None
+
+
+def _columns(scores: Tensor) -> Sequence[Tensor]:
+    return scores.unbind(1) if scores.dim() == 2 else [scores]
 
 
 # --- with a trainer -------------------------------------------------------------------------------------------------
@@ -162,26 +195,27 @@ class Trial:
     def __post_init__(self) -> None:
         if self.trainer.method.knows_task:
             raise InputError(f"method '{self.trainer.method.name}' must be told the task; it cannot find one by itself")
+        self._settings = self.trainer.settings  # a learner that takes its place has a schedule of its own
 
     def __call__(self, images: Tensor) -> Score:
-        """Return how the copy scores images: their ELBO, the mean over replicas."""
-        copy = self._copy(len(images))
-        copy.learn(make_task(images, "trial"), Watch(Silent()))
-        return lambda others: elbo(copy, others).mean(0)
+        """Return how the copy scores images: their ELBO and its KL term (n, 2), means over replicas."""
+        learner = self.learner(len(images))
+        learner.learn(make_task(images, "trial"), Watch(Silent()))
+        return lambda others: elbo_and_kl(learner, others).mean(0)
 
-    def _copy(self, images: int) -> Trainer:
-        old, settings = self.trainer, self.trainer.settings
-        copy = Trainer(
-            shortened(settings, images),
+    def learner(self, images: int) -> Trainer:
+        """Return a copy of the trainer that learns so many images with a short schedule."""
+        old = self.trainer
+        learner = Trainer(
+            shortened(self._settings, images),
             old.shape,
             old.pixel_range,
             binarize=old.binarize,
             device=old.device,
             seeds=old.replicas.seeds,
         )
-        tensors, record = old.state()
-        copy.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
-        return copy
+        carry(old, learner)
+        return learner
 
 
 def shortened(settings: Settings, images: int) -> Settings:
@@ -200,8 +234,8 @@ def make_task(images: Tensor, name: str) -> Task:
 
 
 @torch.no_grad()
-def elbo(trainer: Trainer, images: Tensor) -> Tensor:
-    """Return the ELBO of images (n, D) under the newest task's part of the prior, (R, n); some latents per image."""
+def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
+    """Return ELBO and −KL of images (n, D) under the newest task's part of the prior, (R, n, 2), from some latents."""
     replicas, task = trainer.replicas, trainer.tasks_done - 1
     draw = Draw("normal", (LATENTS, trainer.settings.latent_dim))
     noise = Generators(replicas.seeds, replicas.device).draw(draw, "elbo")
@@ -212,8 +246,8 @@ def elbo(trainer: Trainer, images: Tensor) -> Tensor:
         z = wide.rsample(noise)  # (n, LATENTS, L)
         output = model.likelihood.bounded(model.decode(z))
         likelihood = model.likelihood.log_prob(output, x.unsqueeze(1))
-        prior = model.prior.forward(model.posterior, task).log_prob(z)
-        return (likelihood + prior - wide.log_prob(z)).mean(1)
+        kl = wide.log_prob(z) - model.prior.forward(model.posterior, task).log_prob(z)
+        return torch.stack([(likelihood - kl).mean(1), -kl.mean(1)], -1)
 
     parts = images.to(replicas.device).split(CHUNK)
     return torch.cat([replicas.map(one, part.expand(len(replicas), -1, -1), noise) for part in parts], 1)
@@ -227,6 +261,10 @@ def detected(settings: Settings, arguments: Train) -> Settings:
     stream = load_data(settings, arguments.data_dir)
     borders = find_borders(settings, stream, device, display, first=arguments.detect_first)
     display.close()
+    if settings.tasks is not None and len(borders) + 1 < settings.tasks:
+        raise InputError(
+            f"--tasks is {settings.tasks}, but {len(borders) + 1} were found in the stream; leave it out to learn those"
+        )
     return replace(settings, borders=tuple(borders))
 
 
@@ -237,14 +275,15 @@ def find_borders(
 
     The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
     """
-    short = shortened(settings, first)
-    trainer = Trainer(short, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
-    finder, borders = TaskFinder(Trial(trainer), first), [0]
+    trainer = Trainer(settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+    trial = Trial(trainer)
+    finder, borders = TaskFinder(trial, first), [0]
     for batch in torch.cat([task.train.images for task in stream]).split(first):
         for images in finder.feed(batch):
             borders.append(borders[-1] + len(images))
             display.note(f"task {len(borders) - 1} ended after {len(images)} images, at {borders[-1]}")
             if len(borders) - 1 == settings.tasks:
                 return borders[1:]
-            trainer.learn(make_task(images, str(len(borders) - 1)), Watch(display))
+            trial.trainer = trial.learner(len(images))
+            trial.trainer.learn(make_task(images, str(len(borders) - 1)), Watch(display))
     return borders[1:]

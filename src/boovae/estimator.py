@@ -18,22 +18,23 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
+from boovae.borderless import Borderless
 from boovae.carry import carry, rebuilt
 from boovae.data import features
 from boovae.data.arrays import as_images, as_numpy
 from boovae.data.features import Rows, Scaling
 from boovae.data.tasks import Split, Task
 from boovae.defaults import check_parameters, check_same_model, python_names, task_settings
+from boovae.detect import Trial
 from boovae.errors import InputError
 from boovae.inspect import Component, components, has_components
 from boovae.machine import choose_device, compiling_pays
 from boovae.metrics.evaluation import generate
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.progress import Watcher, make_display
-from boovae.saved import Portable
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas, replica_of
 from boovae.training.trainer import Trainer
@@ -44,13 +45,13 @@ Data = Any
 Array = NDArray[Any]
 
 
-class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Portable):  # type: ignore[misc]
+class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Borderless):  # type: ignore[misc]
     """A variational autoencoder that learns one task after another and needs no old data.
 
-    Every call of `partial_fit` is one task; `fit` starts anew. Of a finished task the default method keeps a few
-    learned images (`components_`), never the data. X is an array or tensor (n, features), (n, height, width) or
-    (n, height, width, colours), uint8 or float; or any iterable of such batches, which may be larger than memory
-    (docs/estimator.md).
+    Every call of `partial_fit` is one task, unless `detect_tasks` finds tasks; `fit` starts anew. Of a finished task
+    the default method keeps a few learned images (`components_`), never the data. X is an array or tensor
+    (n, features), (n, height, width) or (n, height, width, colours), uint8 or float; or any iterable of such batches,
+    which may be larger than memory (docs/estimator.md).
 
     Parameters
     ----------
@@ -63,6 +64,10 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
         "bernoulli" if the first task lies in [0, 1] or is uint8, else "normal".
     validation_fraction : share of a task's images that chooses the best epoch; tasks under 50 images hold none back.
     samples : importance samples per image of `score_samples`.
+    detect_tasks : `partial_fit` takes a stream without borders and learns a task when the data have changed, which it
+        notices from the ELBO; `finish` learns what waits for that (docs/task-free.md).
+    detect_first : images from which the beginning of a task is learned; no shorter task is found.
+    detect_most : so many images at most wait; if nothing changes among them, they are a task.
     settings : any other setting of `boovae.config.Settings` by name, for example {"distill_weight": 1.0}.
     random_state : seed, generator or None, as in scikit-learn.
     device : "auto", "cpu" or "cuda".
@@ -72,6 +77,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
     Attributes
     ----------
     n_tasks_ : tasks learned.
+    n_waiting_ : images that wait for the end of their task.
     components_ : learned images of all tasks, with `component_tasks_` and `component_weights_` (shares of the prior).
     image_shape_ : shape of one image as it was handed in.
     n_features_in_ : numbers in one image.
@@ -97,6 +103,9 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
         likelihood: Literal["auto", "bernoulli", "normal", "logistic"] = "auto",
         validation_fraction: float = 0.1,
         samples: int = 500,
+        detect_tasks: bool = False,
+        detect_first: int = 100,
+        detect_most: int = 100_000,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
@@ -113,6 +122,9 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
         self.likelihood = likelihood
         self.validation_fraction = validation_fraction
         self.samples = samples
+        self.detect_tasks = detect_tasks
+        self.detect_first = detect_first
+        self.detect_most = detect_most
         self.settings = settings
         self.random_state = random_state
         self.device = device
@@ -122,28 +134,41 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
     # --- learning -----------------------------------------------------------------------------------------------
 
     def fit(self, X: Data, y: object = None) -> BooVAE:  # noqa: N803 (scikit-learn's name)
-        """Forget everything and learn X as the first task; y is ignored."""
-        return self._learn_or_stay(X, first=True)
+        """Forget everything and learn X as the first task, or as a whole stream (`detect_tasks`); y is ignored."""
+        with self._whole_or_as_before():
+            self._forget()
+            return self._feed(X)._learn_rest() if self.detect_tasks else self._learn(X)
 
     def partial_fit(self, X: Data, y: object = None) -> BooVAE:  # noqa: N803
-        """Learn X as one more task; y is ignored. If it fails or is interrupted, the model is as before."""
-        return self._learn_or_stay(X, first=not self.__sklearn_is_fitted__())
+        """Learn X as one more task; y is ignored. If it fails or is interrupted, the model is as before.
 
-    def _learn_or_stay(self, data: Data, *, first: bool) -> BooVAE:
-        before = dict(vars(self))
-        try:
-            return self._learn(data, first=first)
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
+        With `detect_tasks` X is the next part of a stream: the tasks that have ended are learned, the rest waits.
+        """
+        with self._whole_or_as_before():
+            if self.detect_tasks:
+                return self._feed(X)
+            self._learn_rest()
+            return self._learn(X)
 
-    def _learn(self, data: Data, *, first: bool) -> BooVAE:
+    def _learn(self, data: Data) -> BooVAE:
+        """Learn data as one task."""
+        first = not self.__sklearn_is_fitted__()
         with python_names():
-            trainer, task, scaling = self._prepared(data, first=first)
+            self._check(self.get_params(deep=False))
+            rows, scaling = self._task_rows(data, first=first)
+        return self._learn_rows(rows, scaling, self._seed() if first else self.trainer_.settings.seed)
+
+    def _learn_rows(self, rows: Rows, scaling: Scaling, seed: int) -> BooVAE:
+        """Learn scaled rows (n, D), which may be changed, as a task."""
+        first = not self.__sklearn_is_fitted__()
+        index = 0 if first else self.trainer_.tasks_done
+        train, valid = features.divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
+        task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
+        with python_names():
+            trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
         with closing(make_display(quiet=not self.verbose)) as display:
             watcher = Watcher(display)
-            display.task(trainer.tasks_done, trainer.tasks_done + 1, task.name, trainer.settings.epochs)
+            display.task(index, index + 1, task.name, trainer.settings.epochs)
             trainer.learn(task, watcher)
         if trainer.frozen.any():
             warnings.warn(
@@ -156,34 +181,32 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
         self._events = watcher.events if first else [*self._events, *watcher.events]
         return self
 
-    def _prepared(self, data: Data, *, first: bool) -> tuple[Trainer, Task, Scaling]:
-        """Check everything and return a trainer that knows the past, the task, and the scaling of its numbers."""
-        device, parameters = choose_device(str(self.device)), self.get_params(deep=False)
-        before = None if first else self.trainer_
-        self._check(parameters, before)
-        rows, scaling = self._task_rows(data, first=first)
-        seed = self._seed() if before is None else before.settings.seed
-        index = 0 if before is None else before.tasks_done
-        train, valid = features.divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
-        settings = task_settings(parameters, len(train), train.shape[1], grey=scaling.grey, seed=seed)
+    def _trainer(self, parameters: dict[str, Any], rows: Rows, scaling: Scaling, seed: int, *, images: int) -> Trainer:
+        """Return a trainer that knows the past, for a task of scaled rows (n, D), so many of which train it."""
+        device, compile = choose_device(str(self.device)), parameters["compile"]
+        settings = task_settings(parameters, images, rows.shape[1], grey=scaling.grey, seed=seed)
         extent = scaling.extent(rows)
+        before = self.trainer_ if self.__sklearn_is_fitted__() else None
         if before is not None:
             extent = min(extent[0], before.pixel_range[0]), max(extent[1], before.pixel_range[1])
-        compile = compiling_pays(len(train), settings, device) if self.compile == "auto" else bool(self.compile)
+        compile = compiling_pays(images, settings, device) if compile == "auto" else bool(compile)
         trainer = Trainer(settings, features.model_shape(self.image_shape_), extent, device=device, compile=compile)
         if before is not None:
             carry(before, trainer)
-        nothing = _split(rows[:0])
-        return trainer, Task(str(index), _split(train), _split(valid), nothing, (index,)), scaling
+        return trainer
 
-    def _check(self, parameters: dict[str, Any], before: Trainer | None) -> None:
+    def _check(self, parameters: dict[str, Any]) -> None:
         """Refuse parameters before data are read, which may take long."""
         check_parameters(parameters)
+        choose_device(str(self.device))
+        before = self.trainer_ if self.__sklearn_is_fitted__() else None
         count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
         settings = task_settings(parameters, images=1, features=count, grey=grey, seed=0)
-        Trainer(settings, (1,))  # knows its method and its networks, or says so
+        trainer = Trainer(settings, (1,))  # knows its method and its networks, or says so
         if before is not None:
             check_same_model(before.settings, settings)
+        if self.detect_tasks:
+            Trial(trainer)  # knows whether its method can find tasks
 
     def _seed(self) -> int:
         if isinstance(self.random_state, numbers.Integral):
@@ -238,7 +261,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
 
     def _tensor(self, data: Any) -> Tensor:
         """Return images as the model takes them, (n, D)."""
-        check_is_fitted(self)
+        self._check_learned()
         return torch.from_numpy(self.scaling_.forward(self._read(data))).to(self.trainer_.device)
 
     def _images(self, rows: Tensor) -> Array:
@@ -261,7 +284,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
         of `score_samples`. A model with an integer as `random_state` gives the same images every time; `random_state`
         here gives others.
         """
-        check_is_fitted(self)
+        self._check_learned()
         if not isinstance(n, numbers.Integral) or n < 1:
             raise InputError(f"n is {n!r}; it must be a whole number of at least 1")
         self._check_task(task)
@@ -300,7 +323,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Po
 
     def inverse_transform(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
         """Return the mean images of latents X (n, latent_dim)."""
-        check_is_fitted(self)
+        self._check_learned()
         latents = check_array(as_numpy(X, "X"), dtype=np.float32, input_name="X")
         if latents.shape[1] != (wanted := self.trainer_.settings.latent_dim):
             raise InputError(f"X has {latents.shape[1]} latent dimensions, but the model has {wanted}")

@@ -65,6 +65,11 @@ def compiling_pays(images: int, settings: Settings, device: torch.device) -> boo
     return device.type == "cuda" and settings.epochs * images / settings.batch_size >= COMPILE_STEPS
 
 
+def compiles(choice: str, images: int, settings: Settings, device: torch.device) -> bool:
+    """What `--compile` on, off or auto means for so many training images in all tasks."""
+    return choice == "on" or (choice == "auto" and compiling_pays(images, settings, device))
+
+
 def source_commit() -> str:
     """Return the commit of the source: what BOOVAE_COMMIT says, for copied files, or what its checkout says."""
     root = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from boovae.config import Settings, flag
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.inspect import has_components, save_components
-from boovae.machine import choose_device, compiling_pays, environment
+from boovae.machine import choose_device, compiles, environment
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.metrics.features import check_names
 from boovae.metrics.judges import Judges, judge
@@ -66,7 +66,7 @@ def train(
         stream.pixel_range,
         binarize=stream.binarize,
         device=chosen,
-        compile=compile == "on" or (compile == "auto" and compiling_pays(_images(planned), settings, chosen)),
+        compile=compiles(compile, _images(planned), settings, chosen),
     )
     with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):

@@ -36,6 +36,13 @@ class Portable(BaseEstimator):  # type: ignore[misc]
     device: str
     _events: list[Event]
 
+    def _check_learned(self) -> None:
+        """Refuse to use a model that has learned nothing."""
+        check_is_fitted(self)
+
+    def _check_kept(self) -> None:
+        """Refuse to store a model while it holds what may not be stored."""
+
     def to(self, device: str | torch.device) -> Self:
         """Move the model to another device, where it also learns from now on."""
         with python_names():
@@ -47,7 +54,8 @@ class Portable(BaseEstimator):  # type: ignore[misc]
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, without pickle; returns it. A model that was saved there before is replaced."""
-        check_is_fitted(self)
+        self._check_learned()
+        self._check_kept()
         return save_model(self, self._events, Path(folder))
 
     @classmethod
@@ -58,7 +66,9 @@ class Portable(BaseEstimator):  # type: ignore[misc]
         return model
 
     def __getstate__(self) -> dict[str, Any]:
+        self._check_kept()
         state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("_waiting", None)  # nothing waits
         if "trainer_" in state:
             state["trainer_"] = packed(state["trainer_"])
         return state

@@ -3,7 +3,7 @@
 An MLP with two hidden layers, LeakyReLU, dropout and a head per task (spec E7). The heads are rows of one matrix; the
 loss is the cross-entropy over the classes of all tasks seen, −log p(class) = −log p(head) − log p(class | head), so one
 network answers both questions: which class of the task that is named (task-incremental), and which class of all those
-seen (class-incremental).
+seen (class-incremental). Beside it `class_scores`, a classifier that a generator has in itself.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from boovae.nets import initialise
 from boovae.training.engine import BLOCK, Batch, Engine
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas
+from boovae.training.saved import put
+from boovae.training.trainer import Trainer
+from boovae.vae import VAE
 
 WIDTH = 400
 RATE = 1e-3
 #: The logit of a class that has not been seen: no probability, and finite gradients.
 UNSEEN = -1e4
-#: Images that are classified at once.
-CHUNK = 5000
+#: Images that are classified at once, and latents that the prior's classifier scores at once.
+CHUNK, LATENTS = 5000, 20_000
 
 
 class MLP(nn.Module):
@@ -81,9 +84,10 @@ class Classifiers:
     def objective(self, model: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the mean cross-entropy of one replica; the last column of `x` is the class."""
         x = batch["x"]
-        logits = model(x[:, :-1], batch.get("dropout"))
-        loss = nn.functional.cross_entropy(logits, x[:, -1].long(), reduction="none")
-        return {"loss": (loss * batch["weight"]).sum()}
+        log_probs = model(x[:, :-1], batch.get("dropout")).log_softmax(-1)
+        # A comparison instead of an index: nothing that a recorded step would have to look up.
+        own = x[:, -1:] == torch.arange(log_probs.shape[1], device=x.device)
+        return {"loss": -((log_probs * own).sum(1) * batch["weight"]).sum()}
 
     def learn(self, images: Tensor, labels: Tensor, classes: Sequence[int], *, epochs: int, batch_size: int) -> None:
         """Learn a task with new `classes`: images (N, D) and labels (N,) for all alike, or (R, N, D) and (R, N)."""
@@ -104,6 +108,15 @@ class Classifiers:
                     noise = self.generators.draw_all(draws, *key, block, steps=part.shape[1])
                     engine.run_block(part, noise)
         self.tasks += 1
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that lasts beyond a task."""
+        return self.replicas.tensors()
+
+    def load_state(self, tensors: dict[str, Tensor], tasks: int) -> None:
+        """Take back what `state` returned after so many tasks."""
+        put(self.replicas.tensors(), tensors)
+        self.tasks = tasks
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
@@ -134,3 +147,33 @@ def _best(scores: Tensor, classes: Sequence[int]) -> Tensor:
     """Return the likeliest of some classes, (R, n)."""
     columns = torch.tensor(list(classes), device=scores.device)
     return columns[scores[..., columns].argmax(-1)]
+
+
+@torch.no_grad()
+def class_scores(trainer: Trainer, images: Tensor, labels_of: Sequence[int], classes: int, samples: int) -> Tensor:
+    """Return log p(x, class) (R, n, classes) of images (n, D), up to what does not depend on the class; else −inf.
+
+    Importance sampling with the posterior; `labels_of` names the class of each VAE task.
+    """
+    replicas = trainer.replicas
+    draw = Draw("normal", (samples, trainer.settings.latent_dim))
+    noise = Generators(replicas.seeds, replicas.device).draw(draw, "classify")
+    sizes = torch.tensor(trainer.sizes, dtype=torch.float32, device=images.device)
+    log_masses = (sizes / sizes.sum()).log()
+
+    def joint(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
+        posterior = model.posterior(x)
+        wide = type(posterior)(*(part.unsqueeze(1) for part in posterior))
+        z = wide.rsample(noise)  # (n, samples, L)
+        output = model.likelihood.bounded(model.decode(z))
+        rest = model.likelihood.log_prob(output, x.unsqueeze(1)) - wide.log_prob(z)
+        parts = [model.prior.forward(model.posterior, task).log_prob(z) for task in range(len(labels_of))]
+        return torch.logsumexp(rest.unsqueeze(2) + torch.stack(parts, 2), 1) + log_masses
+
+    chunk = max(1, LATENTS // samples)
+    with matmul_precision(trainer.device):
+        parts = [replicas.map(joint, part.expand(len(replicas), -1, -1), noise) for part in images.split(chunk)]
+    found = torch.cat(parts, 1)
+    scores = torch.full((*found.shape[:2], classes), -torch.inf, device=images.device)
+    scores[..., list(labels_of)] = found
+    return scores

@@ -21,7 +21,7 @@ from boovae.config import Settings
 from boovae.distributions import DiagonalMixture, DiagonalNormal
 from boovae.errors import InputError
 from boovae.experiments.results import prepared, save_figure, write_table
-from boovae.machine import choose_device, environment, matmul_precision
+from boovae.machine import choose_device, compiles, environment, matmul_precision
 from boovae.progress import Watch, make_display
 from boovae.recall import load_data
 from boovae.run import planned_tasks
@@ -63,15 +63,17 @@ def run(settings: Settings, arguments: LatentMap, command: str) -> list[dict[str
     device, folder = choose_device(arguments.device), prepared(arguments.out)
     stream = planned_tasks(load_data(settings, arguments.data_dir), settings)
     display = make_display(quiet=arguments.quiet)
+    images = sum(len(task.train.images) for task in stream)
+    compiled = compiles(arguments.compile, images, settings, device)
     rows, maps = [], []
-    for found in learned_maps(settings, stream, device, display):
+    for found in learned_maps(settings, stream, device, display, compile=compiled):
         maps.append(found)
         rows += [
             {"dataset": settings.dataset, "method": found.method, "tasks_seen": found.seen, "seed": seed, "kl": kl}
             for seed, kl in zip(settings.seeds, found.divergence, strict=True)
         ]
         # After every map: what is there is whole, whatever happens next.
-        write_table(folder / "latent_map.csv", rows, environment(device, False, command))
+        write_table(folder / "latent_map.csv", rows, environment(device, compiled, command))
         save_figure(folder / "latent_map.png", draw(maps))
     display.close()
     return rows
@@ -88,17 +90,26 @@ def check(settings: Settings) -> None:
 
 
 def learned_maps(
-    settings: Settings, stream: Stream, device: torch.device, display: Display, samples: int = SAMPLES
+    settings: Settings,
+    stream: Stream,
+    device: torch.device,
+    display: Display,
+    samples: int = SAMPLES,
+    *,
+    compile: bool = False,
 ) -> Iterator[Map]:
     """Yield a map after every task, first of `standard`, then of the method in the settings."""
     for method in ("standard", settings.method):
         own = replace(settings, method=method)
-        trainer = Trainer(own, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+        trainer = Trainer(
+            own, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device, compile=compile
+        )
         for index, task in enumerate(stream):
             display.task(index, len(stream), f"{method}, {task.name}", own.epochs)
             trainer.learn(task, Watch(display))
             with matmul_precision(device):
-                yield make_map(trainer, stream[: index + 1], samples)
+                found = make_map(trainer, stream[: index + 1], samples)
+            yield found
 
 
 @torch.no_grad()
@@ -107,7 +118,9 @@ def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) ->
     images = torch.cat([task.test.images for task in tasks]).to(trainer.device)
     posterior: DiagonalNormal = trainer.replicas.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
     codes = posterior.mean[0].cpu()
-    extent = 1.1 * max(3.0, codes.abs().quantile(0.999).item())
+    # Not the means alone: their Gaussians belong on the map too.
+    reach = codes.abs() + 2 * (0.5 * posterior.log_variance[0].cpu()).exp()
+    extent = 1.1 * max(3.0, reach.quantile(0.999).item())
     line = torch.linspace(-extent, extent, POINTS, device=trainer.device)
     points = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
     points = points.expand(len(trainer.replicas), -1, -1)
@@ -182,7 +195,8 @@ def draw(maps: Sequence[Map]) -> Figure:
 def _panels(column: npt.NDArray[Any], one: Map) -> None:
     """Draw the three panels of a map."""
     codes, *densities = column
-    codes.scatter(*one.codes.T, c=one.labels % 10, cmap="tab10", vmin=0, vmax=9, s=2, linewidths=0)
+    size = min(max(2000 / len(one.codes), 2), 8)
+    codes.scatter(*one.codes.T, c=one.labels % 10, cmap="tab10", vmin=0, vmax=9, s=size, linewidths=0)
     kl = sum(one.divergence) / len(one.divergence)
     codes.set_title(f"{one.seen} task{'s' if one.seen > 1 else ''}: KL {kl:.2f}", fontsize=9)
     # One scale for both densities, square root against sharp peaks.

@@ -12,13 +12,15 @@ its task and, of earlier tasks, one of these:
 A VAE that learned class by class labels its samples by the prior's component that made them; one that learned in the
 classifier's tasks leaves that to the classifier before the task. Beside them stands a classifier that needs no replay
 and no training: p(class | x) ∝ p(class) E_{q(z|x)}[p(x|z) r_class(z) / q(z|x)], read off the prior's components.
+
+A curve is kept after each of its tasks (`kept.py`), so the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,9 +28,11 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.errors import InputError
-from boovae.experiments.classifiers import Classifiers, accuracies
+from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
+from boovae.experiments.kept import Kept
+from boovae.experiments.replay_points import Point, draw, table
 from boovae.experiments.results import prepared, save_figure, write_table
-from boovae.machine import choose_device, environment, matmul_precision
+from boovae.machine import choose_device, compiles, environment
 from boovae.metrics.evaluation import generate
 from boovae.progress import Watch, make_display
 from boovae.recall import load_data
@@ -38,28 +42,21 @@ from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from boovae.arguments import Replay
     from boovae.data import Stream, Task
     from boovae.progress import Display
 
-#: Latents that are scored at once by the generative classifier.
-LATENTS = 20_000
 #: Weight of the paper's penalties for the generator `boo`, if the settings have none.
 PAPER_LAMBDA = 1.0
 
 
-class Point(NamedTuple):
-    """One curve after one task: accuracies of each replica, means over the tasks seen, and what it took."""
+class Curve(NamedTuple):
+    """What stands in for the past: real images, all or none, or the samples of a generator."""
 
-    curve: str
-    seen: int
-    task_incremental: list[float]
-    class_incremental: list[float]
-    generator_images: int  # that the generator has learned from so far, each as often as it was seen, per replica
-    generator_seconds: float  # all replicas together
-    classifier_seconds: float
+    name: str
+    generator: Settings | None = None
+    by_class: bool = False  # the generator's tasks are classes, not those of the classifier
+    keeps: bool = False  # real images of the past are there
 
 
 @dataclass
@@ -76,11 +73,17 @@ class Experiment:
     dropout: float = 0.2
     reconstruct: bool = True
     samples: int = 100
+    compile: str = "auto"
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
         """The classes of each task."""
         return [task.classes for task in self.tasks]
+
+    def parts(self, seen: int) -> list[Task]:
+        """Return the tasks seen, cut into classes."""
+        by_class = {task.classes[0]: task for task in self.classes}
+        return [by_class[label] for group in self.groups[:seen] for label in group]
 
     def test_set(self, seen: int) -> tuple[Tensor, Tensor]:
         """Return all test images of the tasks seen (n, D), and their labels (n,)."""
@@ -92,20 +95,55 @@ class Experiment:
         pixels, classes = self.tasks[0].train.images.shape[1], len(self.tasks.class_names)
         return Classifiers(pixels, classes, self.settings.seeds, self.device, dropout=self.dropout)
 
-    def point(self, curve: str, scores: Tensor, labels: Tensor, seen: int, cost: Cost) -> Point:
-        """Return a point of a curve from the scores (R, n, classes) of the test images."""
-        both = accuracies(scores, labels, self.groups[:seen])
-        by_task, by_class = (part.mean(0).tolist() for part in both)
-        return Point(curve, seen, by_task, by_class, cost.images, cost.generator_seconds, cost.classifier_seconds)
+    def generator(self, settings: Settings) -> Trainer:
+        """Return a fresh generator."""
+        stream = self.tasks
+        return Trainer(
+            settings,
+            stream.shape,
+            stream.pixel_range,
+            binarize=stream.binarize,
+            device=self.device,
+            compile=self.compiled,
+        )
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the generators' steps are compiled."""
+        images = sum(len(task.train.images) for task in self.tasks)
+        return compiles(self.compile, images, self.settings, self.device)
+
+    def key(self, curve: Curve) -> dict[str, Any]:
+        """Return everything that decides a curve's numbers, but for the machine."""
+        return {
+            "curve": curve.name,
+            "seeds": self.settings.seeds,
+            "generator": curve.generator and asdict(curve.generator),
+            "classifier": (self.epochs, self.batch_size, self.dropout, self.reconstruct, self.samples),
+            "data": (self.tasks.split_record, self.groups),
+        }
 
 
 @dataclass
-class Cost:
-    """What a curve has taken so far."""
+class Progress:
+    """How far a curve is."""
 
+    classifiers: Classifiers
+    trainer: Trainer | None
     images: int = 0
     generator_seconds: float = 0.0
     classifier_seconds: float = 0.0
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def costs(self) -> tuple[int, float, float]:
+        """Images that the generator learned from, its seconds, and those of the classifiers."""
+        return self.images, self.generator_seconds, self.classifier_seconds
+
+    def point(self, name: str, scores: Tensor, labels: Tensor, groups: Sequence[Sequence[int]]) -> Point:
+        """Return a point of a curve from the scores (R, n, classes) of the test images."""
+        by_task, by_class = (part.mean(0).tolist() for part in accuracies(scores, labels, groups))
+        return Point(name, len(groups), by_task, by_class, *self.costs)
 
 
 def run(settings: Settings, arguments: Replay, command: str) -> list[dict[str, Any]]:
@@ -124,13 +162,14 @@ def run(settings: Settings, arguments: Replay, command: str) -> list[dict[str, A
         arguments.dropout,
         arguments.reconstruct,
         arguments.samples_per_image,
+        arguments.compile,
     )
     points: list[Point] = []
     rows: list[dict[str, Any]] = []
-    for curve in curves(experiment, arguments.curve):
-        points += curve
+    for curve in curves(settings, experiment.tasks, arguments.curve):
+        points += learned(experiment, curve, Kept(folder / "curves", experiment.key(curve)))
         rows = table(points, settings)
-        write_table(folder / "replay.csv", rows, environment(device, False, command))
+        write_table(folder / "replay.csv", rows, environment(device, experiment.compiled, command))
         save_figure(folder / "replay.png", draw(points))
     display.close()
     return rows
@@ -160,87 +199,116 @@ def _check(settings: Settings, arguments: Replay) -> None:
         )
 
 
-def curves(experiment: Experiment, wanted: Sequence[str]) -> Iterator[list[Point]]:
-    """Yield the points of each curve, or of the curves that share a generator."""
-    settings = experiment.settings
+def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Curve]:
+    """Return the curves that are wanted, the bounds first."""
+    found = []
     if "exact" in wanted:
-        yield list(_real_images(experiment, "exact replay", keep=True))
+        found.append(Curve("exact replay", keeps=True))
     if "none" in wanted:
-        yield list(_real_images(experiment, "no replay", keep=False))
+        found.append(Curve("no replay"))
     generators = []
     if "boo" in wanted:
         generators.append(replace(settings, method="boo", boo_lambda=settings.boo_lambda or PAPER_LAMBDA))
     if "method" in wanted and settings.method != "boo":
         generators.append(settings)
+    classes = sum(len(task.classes) for task in tasks)
     for generator in generators:
-        yield list(_generated(experiment, generator, by_class=True))
-        yield list(_generated(experiment, generator, by_class=False))
+        found.append(Curve(f"{generator.method}, {classes} VAE tasks", generator, by_class=True))
+        found.append(Curve(f"{generator.method}, {len(tasks)} VAE tasks", generator))
     if "scratch" in wanted:
-        yield list(_generated(experiment, replace(settings, method="scratch", prior="vamp"), by_class=False))
+        found.append(Curve(f"scratch, {len(tasks)} VAE tasks", replace(settings, method="scratch", prior="vamp")))
+    return found
 
 
-# --- the bounds -----------------------------------------------------------------------------------------------------
+# --- one curve ------------------------------------------------------------------------------------------------------
 
 
-def _real_images(experiment: Experiment, curve: str, *, keep: bool) -> Iterator[Point]:
-    """Yield the points of a classifier that sees real images: of all tasks so far, or of the current one alone."""
-    classifiers, cost = experiment.classifiers(), Cost()
-    for index, task in enumerate(experiment.tasks):
-        experiment.display.note(f"{curve}: task {index + 1}/{len(experiment.tasks)} ({task.name})")
-        visible = experiment.tasks[: index + 1] if keep else [task]
-        images = torch.cat([one.train.images for one in visible]).to(experiment.device)
-        labels = torch.cat([one.train.labels for one in visible]).to(experiment.device)
-        _learn(experiment, classifiers, images, labels, task, cost)
-        test, truth = experiment.test_set(index + 1)
-        yield experiment.point(curve, classifiers.logits(test), truth, index + 1, cost)
+def learned(experiment: Experiment, curve: Curve, kept: Kept) -> list[Point]:
+    """Return the points of a curve: what is kept of it, and the tasks that are still to be learned."""
+    finished = kept.finished()
+    if finished is not None:
+        experiment.display.note(f"{curve.name}: found in {kept.folder.parent}")
+        return [Point(**point) for point in finished]
+    trainer = None if curve.generator is None else experiment.generator(curve.generator)
+    progress = Progress(experiment.classifiers(), trainer)
+    done = _restore(progress, kept)
+    for index, task in list(enumerate(experiment.tasks))[done:]:
+        learn = _with_real_images if progress.trainer is None else _with_samples
+        progress.points += learn(experiment, curve, progress, index, task)
+        tensors, record = progress.classifiers.state(), {"tasks": index + 1, "costs": list(progress.costs)}
+        generator = progress.trainer.state() if progress.trainer is not None else None
+        kept.save(tensors, generator, record | {"points": [point._asdict() for point in progress.points]})
+    kept.finish([point._asdict() for point in progress.points])
+    return progress.points
 
 
-def _learn(
-    experiment: Experiment, classifiers: Classifiers, images: Tensor, labels: Tensor, task: Task, cost: Cost
-) -> None:
+def _restore(progress: Progress, kept: Kept) -> int:
+    """Put back what is kept of a curve; return how many tasks that are."""
+    found = kept.load()
+    if found is None:
+        return 0
+    tensors, generator, record = found
+    progress.classifiers.load_state(tensors, record["tasks"])
+    if progress.trainer is not None and generator is not None:
+        progress.trainer.load_state(*generator)
+    progress.images, progress.generator_seconds, progress.classifier_seconds = record["costs"]
+    progress.points = [Point(**point) for point in record["points"]]
+    return int(record["tasks"])
+
+
+def _with_real_images(
+    experiment: Experiment, curve: Curve, progress: Progress, index: int, task: Task
+) -> Iterator[Point]:
+    """Learn a task from real images: of all tasks so far, or of this one alone."""
+    experiment.display.note(f"{curve.name}: task {index + 1}/{len(experiment.tasks)} ({task.name})")
+    visible = experiment.tasks[: index + 1] if curve.keeps else [task]
+    images = torch.cat([one.train.images for one in visible]).to(experiment.device)
+    labels = torch.cat([one.train.labels for one in visible]).to(experiment.device)
+    _learn(experiment, progress, images, labels, task)
+    test, truth = experiment.test_set(index + 1)
+    yield progress.point(curve.name, progress.classifiers.logits(test), truth, experiment.groups[: index + 1])
+
+
+def _with_samples(experiment: Experiment, curve: Curve, progress: Progress, index: int, task: Task) -> Iterator[Point]:
+    """Learn a task from its images and a generator's samples of the past; the generator learns the task too."""
+    trainer, classifiers = progress.trainer, progress.classifiers
+    assert trainer is not None
+    stream, display, before = experiment.tasks, experiment.display, experiment.parts(index)
+    labels_of = [part.classes[0] for part in before] if curve.by_class else None
+    replayed = _past(trainer, classifiers, labels_of, task) if index > 0 else None
+    seen = experiment.parts(index + 1)
     began = time.monotonic()
-    classifiers.learn(images, labels, task.classes, epochs=experiment.epochs, batch_size=experiment.batch_size)
+    for part in seen[len(before) :] if curve.by_class else [task]:
+        display.task(index, len(stream), f"{curve.name}: {part.name}", trainer.settings.epochs)
+        trainer.learn(part, Watch(display))
+        progress.images += trainer.task_steps * trainer.engine.batch_size
     _wait(experiment.device)
-    cost.classifier_seconds += time.monotonic() - began
+    progress.generator_seconds += time.monotonic() - began
+    images, labels = _now(experiment, trainer, task)
+    if replayed is not None:
+        images, labels = torch.cat([images, replayed[0]], 1), torch.cat([labels, replayed[1]], 1)
+    _learn(experiment, progress, images, labels, task)
+    test, truth = experiment.test_set(index + 1)
+    groups = experiment.groups[: index + 1]
+    scores = _answers(experiment, trainer, classifiers, test)
+    yield progress.point(curve.name, scores, truth, groups)
+    if curve.by_class:
+        labels_now = [part.classes[0] for part in seen]
+        scores = class_scores(trainer, test, labels_now, len(stream.class_names), experiment.samples)
+        yield progress.point(f"{trainer.settings.method}, no replay: p(class | x)", scores, truth, groups)
+
+
+def _learn(experiment: Experiment, progress: Progress, images: Tensor, labels: Tensor, task: Task) -> None:
+    began = time.monotonic()
+    progress.classifiers.learn(images, labels, task.classes, epochs=experiment.epochs, batch_size=experiment.batch_size)
+    _wait(experiment.device)
+    progress.classifier_seconds += time.monotonic() - began
 
 
 def _wait(device: torch.device) -> None:
     """Let the device finish, so that the clock tells the truth."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-# --- generators -----------------------------------------------------------------------------------------------------
-
-
-def _generated(experiment: Experiment, settings: Settings, *, by_class: bool) -> Iterator[Point]:
-    """Yield the points of a classifier that sees samples of a VAE; the VAE learns along, by class or by task."""
-    stream, display = experiment.tasks, experiment.display
-    vae_tasks = sum(len(task.classes) for task in stream) if by_class else len(stream)
-    name = f"{settings.method}, {vae_tasks} VAE tasks"
-    trainer = Trainer(settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=experiment.device)
-    classifiers, cost = experiment.classifiers(), Cost()
-    labels_of: list[int] = []  # the class of each VAE task, where that is one
-    for index, task in enumerate(stream):
-        replayed = _past(trainer, classifiers, labels_of if by_class else None, task) if index > 0 else None
-        own = [one for one in experiment.classes if one.classes[0] in task.classes] if by_class else [task]
-        began = time.monotonic()
-        for part in own:
-            display.task(index, len(stream), f"{name}: {part.name}", settings.epochs)
-            trainer.learn(part, Watch(display))
-            cost.images += trainer.task_steps * trainer.engine.batch_size
-            labels_of.append(part.classes[0])
-        _wait(experiment.device)
-        cost.generator_seconds += time.monotonic() - began
-        images, labels = _now(experiment, trainer, task)
-        if replayed is not None:
-            images, labels = torch.cat([images, replayed[0]], 1), torch.cat([labels, replayed[1]], 1)
-        _learn(experiment, classifiers, images, labels, task, cost)
-        test, truth = experiment.test_set(index + 1)
-        yield experiment.point(name, classifiers.logits(test), truth, index + 1, cost)
-        if by_class:
-            scores = class_scores(trainer, test, labels_of, len(stream.class_names), experiment.samples)
-            yield experiment.point(f"{settings.method}, no replay: p(class | x)", scores, truth, index + 1, cost)
 
 
 @torch.no_grad()
@@ -256,11 +324,31 @@ def _now(experiment: Experiment, trainer: Trainer, task: Task) -> tuple[Tensor, 
         return real, labels
     draw = Draw("normal", (real.shape[1], trainer.settings.latent_dim))
     noise = Generators(replicas.seeds, replicas.device).draw(draw, "reconstruct", trainer.tasks_done)
+    return torch.cat([real, _shown(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
 
-    def shown(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
+
+def _shown(trainer: Trainer, images: Tensor, noise: Tensor) -> Tensor:
+    """Return images (R, n, D) as the generator shows them; without noise, at the means of their latents."""
+
+    def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
         return model.images(model.posterior(x).rsample(noise))
 
-    return torch.cat([real, replicas.map(shown, real, noise)], 1), torch.cat([labels, labels], 1)
+    shown: Tensor = trainer.replicas.map(one, images, noise)
+    return shown
+
+
+@torch.no_grad()
+def _answers(experiment: Experiment, trainer: Trainer, classifiers: Classifiers, test: Tensor) -> Tensor:
+    """Return the scores (R, n, classes) of images (n, D).
+
+    With `reconstruct` the classifier has learned both looks of an image, so both are asked: log-probabilities add up.
+    """
+    scores = classifiers.logits(test).log_softmax(-1)
+    if not experiment.reconstruct:
+        return scores
+    each = test.expand(len(trainer.replicas), -1, -1)
+    still = torch.zeros(*each.shape[:2], trainer.settings.latent_dim, device=test.device)
+    return scores + classifiers.logits(_shown(trainer, each, still)).log_softmax(-1)
 
 
 def _past(
@@ -279,84 +367,3 @@ def _past(
     samples = [generate(trainer, count, f"{purpose} {old}", old) for old in range(len(labels_of))]
     labels = torch.tensor(labels_of, device=trainer.device).repeat_interleave(count)
     return torch.cat(samples, 1), labels.expand(len(trainer.replicas), -1)
-
-
-@torch.no_grad()
-def class_scores(trainer: Trainer, images: Tensor, labels_of: Sequence[int], classes: int, samples: int) -> Tensor:
-    """Return log p(x, class) (R, n, classes) of images (n, D), up to what does not depend on the class; else −inf.
-
-    Importance sampling with the posterior; `labels_of` names the class of each VAE task.
-    """
-    replicas = trainer.replicas
-    draw = Draw("normal", (samples, trainer.settings.latent_dim))
-    noise = Generators(replicas.seeds, replicas.device).draw(draw, "classify")
-    sizes = torch.tensor(trainer.sizes, dtype=torch.float32, device=images.device)
-    log_masses = (sizes / sizes.sum()).log()
-
-    def joint(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
-        posterior = model.posterior(x)
-        wide = type(posterior)(*(part.unsqueeze(1) for part in posterior))
-        z = wide.rsample(noise)  # (n, samples, L)
-        output = model.likelihood.bounded(model.decode(z))
-        rest = model.likelihood.log_prob(output, x.unsqueeze(1)) - wide.log_prob(z)
-        parts = [model.prior.forward(model.posterior, task).log_prob(z) for task in range(len(labels_of))]
-        return torch.logsumexp(rest.unsqueeze(2) + torch.stack(parts, 2), 1) + log_masses
-
-    chunk = max(1, LATENTS // samples)
-    with matmul_precision(trainer.device):
-        parts = [replicas.map(joint, part.expand(len(replicas), -1, -1), noise) for part in images.split(chunk)]
-    found = torch.cat(parts, 1)
-    scores = torch.full((*found.shape[:2], classes), -torch.inf, device=images.device)
-    scores[..., list(labels_of)] = found
-    return scores
-
-
-# --- the table and the figure ---------------------------------------------------------------------------------------
-
-
-def table(points: Sequence[Point], settings: Settings) -> list[dict[str, Any]]:
-    """Return one row for every curve, number of tasks seen and seed."""
-    return [
-        {
-            "dataset": settings.dataset,
-            "curve": point.curve,
-            "tasks_seen": point.seen,
-            "seed": seed,
-            "task_incremental": point.task_incremental[row],
-            "class_incremental": point.class_incremental[row],
-            "generator_images": point.generator_images,
-            "generator_seconds": point.generator_seconds,
-            "classifier_seconds": point.classifier_seconds,
-        }
-        for point in points
-        for row, seed in enumerate(settings.seeds)
-    ]
-
-
-def draw(points: Sequence[Point]) -> Figure:
-    """Return the figure: mean accuracy over tasks seen, both ways, and what the generators had to learn from."""
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 4.6), layout="constrained")
-    by_task, by_class, cost = figure.subplots(1, 3)
-    for number, name in enumerate(dict.fromkeys(point.curve for point in points)):
-        own = [point for point in points if point.curve == name]
-        seen = [point.seen for point in own]
-        style: dict[str, Any] = {"color": f"C{number}", "marker": "o", "markersize": 4}
-        style["linestyle"] = "--" if "replay" in name.split(",")[0] else "-"
-        for axes, key in ((by_task, "task_incremental"), (by_class, "class_incremental")):
-            values = 100 * np.array([getattr(point, key) for point in own])
-            axes.plot(seen, values.mean(1), label=name, **style)
-            axes.fill_between(seen, values.min(1), values.max(1), color=f"C{number}", alpha=0.15, linewidth=0)
-        if own[-1].generator_images and "p(class" not in name:
-            cost.plot(seen, [point.generator_images / 1e6 for point in own], label=name, **style)
-    by_task.set(title="task-incremental: the task is named", ylabel="mean accuracy over tasks seen, %")
-    by_class.set(title="class-incremental: among all classes seen")
-    cost.set(title="cost: images the generator learned, millions")
-    for axes in (by_task, by_class, cost):
-        axes.set_xlabel("tasks seen")
-        axes.set_xticks(sorted({point.seen for point in points}))
-        axes.grid(alpha=0.3)
-    figure.legend(*by_task.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    return figure
