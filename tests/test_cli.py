@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from boovae.cli import VERBS, main
+from boovae.report.plots import plotly_script
 from boovae.training.checkpoint import load_checkpoint
 from run_folders import events
 
@@ -113,6 +114,7 @@ def test_where_pages_cannot_be_made_a_run_ends_with_a_line_and_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    plotly_script.cache_clear()
     out = tmp_path / "run"
     main(["train", "--tasks", "1", *FAST, "--metric", "nll", "--quiet", "--out", str(out)])
     said = capsys.readouterr()
