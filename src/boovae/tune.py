@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from boovae.data import Stream
     from boovae.progress import Display
 
-#: The strength of each method and the values that are tried.
-SEARCHES: dict[str, tuple[str, tuple[float, ...]]] = {
-    "boo": ("boo_lambda", (0.1, 0.3, 1.0, 3.0, 10.0)),
-    "mog": ("mog_lambda", (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
-    "distill": ("distill_weight", (0.1, 0.2, 0.4, 0.8, 1.6)),
-    "replay": ("replay_weight", (0.1, 0.3, 1.0, 3.0)),
-    "ewc": ("ewc_strength", (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)),
-    "si": ("si_strength", (0.01, 0.1, 1.0, 10.0, 100.0)),
-    "vcl": ("vcl_weight", (0.01, 0.1, 0.3, 1.0, 3.0)),
+#: The strengths of each method, its main one first, and the values that are tried.
+SEARCHES: dict[str, dict[str, tuple[float, ...]]] = {
+    "boo": {"boo_lambda": (0.1, 0.3, 1.0, 3.0, 10.0)},
+    "mog": {"mog_lambda": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)},
+    "distill": {"distill_weight": (0.1, 0.2, 0.4, 0.8, 1.6)},
+    "replay": {"replay_weight": (0.1, 0.3, 1.0, 3.0)},
+    "ewc": {"ewc_strength": (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)},
+    "si": {"si_strength": (0.01, 0.1, 1.0, 10.0, 100.0)},
+    "vcl": {"vcl_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "vcl_log_variance": (-12.0, -10.0, -9.0, -8.0, -7.0)},
 }
 #: Importance samples per validation image.
 SAMPLES = 500
@@ -114,10 +114,10 @@ def _what(settings: Settings, setting: str | None, values: Sequence[float] | Non
         if len(parts) != 1:
             raise InputError(
                 f"--method {settings.method} has {len(parts)} strengths to choose from; "
-                f"name one by --setting ({', '.join(SEARCHES[name][0] for name in parts or SEARCHES)})"
+                f"name one by --setting ({', '.join(next(iter(SEARCHES[name])) for name in parts or SEARCHES)})"
             )
-        setting = SEARCHES[parts[0]][0]
-    known = dict(SEARCHES[name] for name in parts)
+        setting = next(iter(SEARCHES[parts[0]]))
+    known = {strength: values for name in parts for strength, values in SEARCHES[name].items()}
     if setting not in known:
         raise InputError(
             f"--setting {setting}: method {settings.method} has no such strength; it has {', '.join(known) or 'none'}"

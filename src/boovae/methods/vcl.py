@@ -54,6 +54,8 @@ class VCL(Method):
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Take the weights as they are as the prior of the task; the first has N(0, 1)."""
+        if self.tasks_seen == 1:
+            self._spread(replicas)
         model, sizes = replicas.model, (task.train.shape[-1], self.settings.latent_dim)
         image, latent = (torch.zeros(1, size, device=replicas.device) for size in sizes)
         with recorded_shapes(model) as self._shapes:
@@ -64,6 +66,13 @@ class VCL(Method):
             f"{name}.{part}": begin(tensor) for name, normal in now.items() for part, tensor in normal._asdict().items()
         }
         self._previous["weight"] = self.strength("vcl_weight", replicas) / task.own_images
+
+    def _spread(self, replicas: Replicas) -> None:
+        """Give each replica its own variances to start from, if several are compared."""
+        start = self.strength("vcl_log_variance", replicas)
+        for name, parameter in replicas.parameters.items():
+            if name.endswith(("weight_log_variance", "bias_log_variance")):
+                parameter.copy_(start.view(-1, *[1] * (parameter.dim() - 1)).expand_as(parameter))
 
     def training_draws(self, batch_size: int) -> dict[str, Draw]:
         """Return the noise of every Bayesian layer's outputs."""
