@@ -51,7 +51,9 @@ def curves(measured: Measured, metric: str) -> list[Markup]:
         paper = [(seen, printed.get((measured.dataset, label, seen))) for seen in counts]
         theirs.append(line([(seen, Spread(p.mean, p.std, 0)) for seen, p in paper if p], colour))
     whose = ((ours, "measured"), (theirs, "in the paper"))
-    charts = [chart(lines, f"{TITLES[metric]} on {name}, {how}", "tasks seen") for lines, how in whose]
+    charts = [
+        chart(lines, f"{TITLES[metric]} on {name}, {how}", "tasks seen", wide=metric == "nll") for lines, how in whose
+    ]
     return [drawn for drawn in charts if drawn]
 
 
@@ -67,7 +69,9 @@ def panels(measured: Measured, metric: str) -> list[Markup]:
             found = [(seen, measured.spread(label, seen, column, task)) for seen in range(task + 1, measured.tasks + 1)]
             lines.append(line([(seen, spread) for seen, spread in found if spread], colour))
         plain = name.replace("$", r"\$")  # no formula
-        charts.append(chart(lines, f"{title}: task “{plain}”", "tasks seen", salt=measured.dataset))
+        charts.append(
+            chart(lines, f"{title}: task “{plain}”", "tasks seen", salt=measured.dataset, wide=metric == "nll")
+        )
     return [drawn for drawn in charts if drawn]
 
 

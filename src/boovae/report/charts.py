@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLOURS = 8  # --s0 … --s7 of style.css; later series repeat them dashed
 POINTS = 240  # of a training curve: more is finer than a pixel
+WIDE = 3  # from this ratio of the largest to the smallest number on an axis is logarithmic, where that is wanted
 # Stand-ins that matplotlib draws with; in the SVG the page's own colours take their place.
 INK, RULE = "#010203", "#010204"
 STYLE: dict[Any, Any] = {
@@ -57,7 +58,9 @@ class Series:
     marks: bool = False
 
 
-def chart(series: Sequence[Series], label: str, x_label: str, clip: bool = False, salt: str = "") -> Markup:
+def chart(
+    series: Sequence[Series], label: str, x_label: str, clip: bool = False, salt: str = "", wide: bool = False
+) -> Markup:
     """Draw the series that have any number; an empty text where none has."""
     from markupsafe import Markup
 
@@ -66,7 +69,7 @@ def chart(series: Sequence[Series], label: str, x_label: str, clip: bool = False
         return Markup("")
     ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in map(_ends, full))
     describe = f"{label} over {x_label}: {ends}"
-    return Markup(line_chart(full, describe, x_label, label, clip, salt))  # text in it is ours alone
+    return Markup(line_chart(full, describe, x_label, label, clip, salt, wide))  # text in it is ours alone
 
 
 def _ends(line: Series) -> tuple[float, float]:
@@ -75,16 +78,23 @@ def _ends(line: Series) -> tuple[float, float]:
 
 
 def line_chart(
-    series: Sequence[Series], describe: str, x_label: str, y_label: str, clip: bool = False, salt: str = ""
+    series: Sequence[Series],
+    describe: str,
+    x_label: str,
+    y_label: str,
+    clip: bool = False,
+    salt: str = "",
+    wide: bool = False,
 ) -> str:
     """Return an SVG element; `describe` is its text alternative.
 
-    With `clip` the steep first epochs of every task may leave the frame, so that the rest can be seen. Charts with the
-    same labels on one page need different `salt`.
+    With `clip` the steep first epochs of every task may leave the frame, so that the rest can be seen; with `wide` the
+    axis is logarithmic where the largest number is more than WIDE times the smallest, so that one bad series does not
+    press the others together. Charts with the same labels on one page need different `salt`.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
     # Ids are hashes: salted by the chart's own text they are the same every time, yet never twice on a page.
     with rc_context(STYLE | {"svg.hashsalt": y_label + salt}):
@@ -110,9 +120,19 @@ def line_chart(
         axes.set_title(y_label, loc="left", fontsize=9)  # above, not sideways: read without turning the head
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        if wide and _is_wide(series):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+            axes.yaxis.set_major_formatter(ScalarFormatter())
+            axes.yaxis.set_minor_locator(NullLocator())
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return _inline(buffer.getvalue(), describe)
+
+
+def _is_wide(series: Sequence[Series]) -> bool:
+    values = np.concatenate([line.y for line in series])
+    return bool(np.nanmin(values) > 0 and np.nanmax(values) > WIDE * np.nanmin(values))
 
 
 def settled_range(series: Sequence[Series]) -> tuple[float, float] | None:
