@@ -59,11 +59,11 @@ class ChangeDetector:
     >>> detector = ChangeDetector(reference)
     >>> detector.feed(torch.zeros(50)) is None  # as ever
     True
-    >>> detector.feed(torch.tensor([0.0, 0.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0, -9.0]))  # 52 images were of the task
+    >>> detector.feed(torch.tensor([0.0, 0.0] + 14 * [-9.0]))  # 52 images were of the task
     52
     """
 
-    def __init__(self, reference: Tensor, *, slack: float = 1.0, limit: float = 4.0, threshold: float = 20.0) -> None:
+    def __init__(self, reference: Tensor, *, slack: float = 1.0, limit: float = 4.0, threshold: float = 40.0) -> None:
         if len(reference) < 2 or not bool(reference.isfinite().all()):
             raise InputError(f"reference: {len(reference)} values; at least 2 finite ones are needed")
         self.mean = reference.double().mean().item()
