@@ -5,8 +5,8 @@
 It writes a thousand synthetic pictures of CelebA's size, smooth colours with edges and grain, saved so that a file has
 about as many bytes as there (9 kB), into a temporary folder; all are decoded as often as it takes. Loop and decoder
 take turns, several rounds each, and the median round counts, so a busy machine hits both alike. Processor time is
-measured, too: it depends less on who else uses the cores. The files come from memory, so the disk has no part in it; the
-starting of the decoder's processes has.
+measured, too: it depends less on who else uses the cores. The files come from memory, so the disk has no part in it;
+the starting of the decoder's processes has.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def plain_loop(folder: Path, files: list[str], view: View) -> Bytes:
     found = np.empty((len(files), view.side, view.side, 3), np.uint8)
     for row, name in enumerate(files):
         with Image.open(folder / name) as picture:
-            found[row] = picture.convert("RGB").resize(view.resized, Image.Resampling.BILINEAR).crop(box)
+            small = picture.convert("RGB").resize(view.resized, Image.Resampling.BILINEAR)
+            found[row] = np.asarray(small.crop(box))
     return found
 
 

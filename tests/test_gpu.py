@@ -12,7 +12,9 @@ import torch
 
 from boovae.config import Settings
 from boovae.data import Stream
+from boovae.metrics.features import PictureFeatures
 from boovae.metrics.likelihood import log_likelihood
+from boovae.metrics.reference import Reference
 from boovae.run import train
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -77,3 +79,15 @@ def test_resume_is_exact_on_a_gpu(
     assert train_with_kills(settings, digits, tmp_path / "killed", monkeypatch, itertools.count(6), **options) >= 2
     whole, killed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "killed"))
     assert whole.read_bytes() == killed.read_bytes()
+
+
+def test_features_from_the_cache_join_those_that_are_computed_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
+    network = PictureFeatures("pixels", torch.nn.Flatten(), "pixels", (3, 4, 4), (-1.0, 1.0), torch.device("cuda"))
+    stream = Stream.from_tasks([2 * torch.rand(40, 3, 4, 4) - 1 for _ in range(2)], pixel_range=(-1.0, 1.0))
+    Reference(network).real(stream[0])
+    samples = network.features(2 * torch.rand(2, 60, 48) - 1)
+    scores = Reference(network).scores(samples, stream)
+    assert all(values.isfinite().all() for values in scores)

@@ -138,13 +138,12 @@ def learned(measured: Measured, folder: Path) -> bytes | None:
         path = folder / cell.name / "components.json"
         for name, components in _by_task(path).items() if path.is_file() else ():
             heavy = sorted(components, key=lambda component: component["weight"] or 0.0, reverse=True)[:LEARNED]
-            shown = [Image.open(io.BytesIO(base64.b64decode(component["decoded"]))) for component in heavy]
+            shown = [Image.open(io.BytesIO(base64.b64decode(one["decoded"]))).convert("RGB") for one in heavy]
             rows.append((f"{cell.label}, {name}", shown))
     if not rows:
         return None
     wide, high = (max(getattr(image, side) for _, row in rows for image in row) for side in ("width", "height"))
-    grey = all(image.mode == "L" for _, row in rows for image in row)
-    whole = Image.new("L" if grey else "RGB", (LABEL_WIDTH + GAP + wide * LEARNED, (high + GAP) * len(rows)), "white")
+    whole = Image.new("RGB", (LABEL_WIDTH + GAP + wide * LEARNED, (high + GAP) * len(rows)), "white")
     for place, (label, row) in enumerate(rows):
         _write(whole, (GAP, place * (high + GAP) + high // 2 - 8), label)
         for column, image in enumerate(row):

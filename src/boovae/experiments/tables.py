@@ -108,12 +108,8 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        lines = [
-            f"## {self.title}",
-            "",
-            *([self.note, ""] if self.note else []),
-            "| tasks | " + " | ".join(self.methods) + " |",
-        ]
+        lines = [f"## {self.title}", "", *((self.note, "") if self.note else ())]
+        lines.append("| tasks | " + " | ".join(self.methods) + " |")
         lines.append("|" + "---|" * (len(self.methods) + 1))
         lines += [f"| {seen} | " + " | ".join(entry.markdown for entry in row) + " |" for seen, row in self.rows]
         return "\n".join(lines) + "\n"

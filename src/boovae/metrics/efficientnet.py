@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -105,21 +106,28 @@ class EfficientNetLite0(nn.Module):
         """Return the features (n, 1280)."""
         x = F.interpolate(pictures, (SIDE, SIDE), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
         x = (255 * x - 127) / 128  # what the weights were trained with
+        if not x.is_cuda:  # on a CPU half as fast again in this layout
+            x = x.contiguous(memory_format=torch.channels_last)
         x = F.relu6(self.bn0(self.conv_stem(x)))
         x = F.relu6(self.bn1(self.conv_head(self.blocks(x))))
         return x.mean((2, 3))
 
 
 #: Convolutions and the normalisations behind them.
-NORMALISED = (("conv_stem", "bn0"), ("expand_conv", "bn0"), ("depthwise_conv", "bn1"), ("project_conv", "bn2"))
-NORMALISED += (("conv_head", "bn1"),)
+NORMALISED = {
+    "conv_stem": "bn0",
+    "expand_conv": "bn0",
+    "depthwise_conv": "bn1",
+    "project_conv": "bn2",
+    "conv_head": "bn1",
+}
 
 
 def folded(network: EfficientNetLite0) -> EfficientNetLite0:
     """Put the normalisations into the weights before them: the same features with a third less to read and write."""
     network.eval()
     for module in list(network.modules()):
-        for conv, norm in NORMALISED:
+        for conv, norm in NORMALISED.items():
             if hasattr(module, conv):
                 setattr(module, conv, fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm)))
                 setattr(module, norm, nn.Identity())
