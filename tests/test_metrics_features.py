@@ -148,10 +148,11 @@ def test_folded_normalisations_give_the_same_features() -> None:
     network = EfficientNetLite0().eval()
     for layer in network.modules():
         if isinstance(layer, nn.BatchNorm2d):
-            for tensor in (layer.weight, layer.running_var):
-                nn.init.uniform_(tensor, 0.8, 1.2)
-            for tensor in (layer.bias, layer.running_mean):
-                nn.init.normal_(tensor, std=0.1)
+            for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+                if name in ("weight", "running_var"):
+                    nn.init.uniform_(tensor, 0.8, 1.2)
+                elif name in ("bias", "running_mean"):
+                    nn.init.normal_(tensor, std=0.1)
     pictures = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         wanted = network(pictures)
