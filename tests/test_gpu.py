@@ -13,7 +13,9 @@ import torch
 from boovae.cli import main
 from boovae.config import Settings
 from boovae.data import Stream
+from boovae.metrics.features import PictureFeatures
 from boovae.metrics.likelihood import log_likelihood
+from boovae.metrics.reference import Reference
 from boovae.run import train
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -88,3 +90,15 @@ def test_the_experiments_run_on_a_gpu(digits: Stream, tmp_path: Path) -> None:
     main(["train", *small, "--detect-tasks", "--metric", "nll", "--out", str(tmp_path / "run")])
     for name in ("replay/replay.png", "replay/replay.csv", "map/latent_map.png", "run/metrics.jsonl"):
         assert (tmp_path / name).stat().st_size > 0
+
+
+def test_features_from_the_cache_join_those_that_are_computed_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
+    network = PictureFeatures("pixels", torch.nn.Flatten(), "pixels", (3, 4, 4), (-1.0, 1.0), torch.device("cuda"))
+    stream = Stream.from_tasks([2 * torch.rand(40, 3, 4, 4) - 1 for _ in range(2)], pixel_range=(-1.0, 1.0))
+    Reference(network).real(stream[0])
+    samples = network.features(2 * torch.rand(2, 60, 48) - 1)
+    scores = Reference(network).scores(samples, stream)
+    assert all(values.isfinite().all() for values in scores)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from boovae.data import Split, Task
 from boovae.errors import InputError
 from boovae.metrics import efficientnet, features
-from boovae.metrics.efficientnet import EfficientNetLite0, SameConv2d
+from boovae.metrics.efficientnet import EfficientNetLite0, SameConv2d, folded
 from boovae.metrics.features import PictureFeatures, check_names, make_features
 from boovae.metrics.fidelity import kernel_distance
 from boovae.metrics.frechet import frechet_distance, joined, moments
@@ -141,6 +141,24 @@ def test_efficientnet_knows_what_is_in_a_photograph() -> None:
     likely = [head(found.features(image.reshape(1, -1)))[0].topk(6).indices.tolist() for image in (china, flower)]
     assert {698, 663} <= set(likely[0])  # palace, monastery: a Chinese temple
     assert likely[1][0] == 985  # daisy: a flower
+
+
+def test_folded_normalisations_give_the_same_features() -> None:
+    torch.manual_seed(0)
+    network = EfficientNetLite0().eval()
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+                if name in ("weight", "running_var"):
+                    nn.init.uniform_(tensor, 0.8, 1.2)
+                elif name in ("bias", "running_mean"):
+                    nn.init.normal_(tensor, std=0.1)
+    pictures = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        wanted = network(pictures)
+        found = folded(network)(pictures)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules())
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,15 +260,17 @@ class Bench(Computes):
     """Run the paper's experiments cell by cell and put the numbers beside the paper's; finished cells are skipped."""
 
     study: tyro.conf.Positional[str]
-    """paper (the NLL and diversity tables), coreset-size or components."""
+    """paper (the NLL and diversity tables; of faces, distances), coreset-size or components."""
     datasets: tuple[str, ...] | None = None
     """Datasets; those of the study in the paper if not given."""
     methods: tuple[str, ...] | None = None
     """Methods; those of the study if not given. A variant of one is NAME=METHOD:setting=value,setting=value."""
-    metrics: tuple[str, ...] = ("nll", "diversity")
-    """Of which metrics tables and figures are made (nll, diversity, frechet); the CSV files always have all."""
+    metrics: tuple[str, ...] | None = None
+    """Of which metrics tables and figures are made: nll, diversity, for faces frechet; the CSV files have all."""
+    features: tuple[str, ...] | None = None
+    """Networks for distances; classifier if not given, and for faces efficientnet-lite0 before it."""
     tasks: int = 10
-    """Learn only the first N tasks."""
+    """Learn only the first N tasks; faces have four."""
     replicas: int | None = None
     """Seeds of each cell, trained at once; 5 if not given."""
     seed: int = 0

@@ -110,7 +110,7 @@ def decoded(file: Path, view: View) -> NDArray[np.uint8]:
             size = picture.size
             if size == view.size:
                 picture.draft("RGB", view.resized)
-                small = picture.convert("RGB")
+                small = picture if picture.mode == "RGB" else picture.convert("RGB")  # a copy takes a while
                 pixels = small.resize((view.side, view.side), Image.Resampling.BILINEAR, view.box(small.size))
                 return np.asarray(pixels, np.uint8)
     except FileNotFoundError:

@@ -9,20 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from boovae.arguments import Bench
-from boovae.errors import unknown_name
+from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import make_executor
 from boovae.experiments.grid import Cell, open_folder, read_summary
 from boovae.experiments.matrix import Matrix
 from boovae.experiments.measured import Measured
+from boovae.experiments.paper import is_distance
 from boovae.experiments.request import Request
 from boovae.experiments.watch import make_board
 from boovae.experiments.work import Job, make_job
+from boovae.metrics.features import check_present
 
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment: what it runs on if not told, which cells it needs, and what it writes of them."""
+    """An experiment: what it runs on if not told, which cells it needs, and what it writes of them.
+
+    Without `methods` they depend on the dataset.
+    """
 
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
@@ -31,7 +36,7 @@ class Study:
 
 
 STUDIES: dict[str, Study] = {
-    "paper": Study(paper_bench.DATASETS, paper_bench.METHODS, paper_bench.plan, paper_bench.write),
+    "paper": Study(paper_bench.DATASETS, (), paper_bench.plan, paper_bench.write),
     "coreset-size": Study(coreset_size.DATASETS, coreset_size.METHODS, coreset_size.plan, coreset_size.write),
     "components": Study(components.DATASETS, components.METHODS, components.plan, components.write),
 }
@@ -61,6 +66,7 @@ def bench(arguments: Bench, command: str) -> Outcome:
     cells = study.plan(request)
     open_folder(request.cells, "--out", "cells")
     open_folder(request.results, "--results", request.study)
+    _check_features(request, cells)
     failed = {} if arguments.only_tables else _run(arguments, request, cells)
     missing = [cell.title for cell in cells if read_summary(request.cells, cell) is None]
     findings = study.write(request, collect(cells, request.cells), missing)
@@ -76,7 +82,8 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         study=arguments.study,
         datasets=arguments.datasets or (QUICK_DATASETS if quick else study.datasets),
         methods=arguments.methods or study.methods,
-        metrics=arguments.metrics,
+        asked=arguments.metrics,
+        features=arguments.features,
         tasks=arguments.tasks,
         given={**(QUICK if quick else {}), "replicas": replicas, "seed": arguments.seed},
         config=arguments.config,
@@ -86,14 +93,32 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
     )
 
 
+def _check_features(request: Request, cells: Sequence[Cell]) -> None:
+    """Refuse finished cells that were compared on other features than the tables are to be made of."""
+    for cell in cells if any(map(is_distance, request.metrics)) else ():
+        summary = read_summary(request.cells, cell)
+        evaluations = summary["evaluations"] if summary is not None else []
+        found = {name for event in evaluations for name in event.get("frechet", {}).get("sets", {})}
+        lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.dataset)} - found
+        if summary is not None and lacking:
+            raise InputError(
+                f"{request.cells / cell.name}: finished without {', '.join(sorted(lacking))} (--features); "
+                f"choose another --out, remove {cell.name}.json and its folder, or name the features it has: "
+                f"{', '.join(sorted(found))}"
+            )
+
+
 def _run(arguments: Bench, request: Request, cells: Sequence[Cell]) -> dict[str, str]:
     """Run the cells that are not finished; return those that failed."""
+    for name in {name for dataset in request.datasets for name in request.features_of(dataset)}:
+        check_present(name)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in ("data_dir", "device", "compile")}
     board = make_board(request.cells, quiet=arguments.quiet)
     with closing(board), closing(make_executor(arguments, len(cells))) as executor:
 
         def job(cell: Cell) -> Job:
-            return make_job(cell, request.cells, command=request.command, **options)
+            features = request.features_of(cell.settings.dataset)
+            return make_job(cell, request.cells, command=request.command, features=features, **options)
 
         matrix = Matrix(cells, request.cells, executor, job, board)
         matrix.run()

@@ -10,7 +10,7 @@ from boovae.experiments.measured import Measured
 from boovae.experiments.request import Request
 from boovae.experiments.statistics import Spread, spread
 from boovae.experiments.study import Line, final, write_study
-from boovae.experiments.tables import TITLES
+from boovae.experiments.tables import title_of
 
 DATASETS = ("mnist", "fashion_mnist")
 #: Methods with learned components.
@@ -39,12 +39,12 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
             for method, pruned in product(request.methods, PRUNING)
         ]
 
-    titles = {metric: TITLES[metric] for metric in request.metrics} | {"kept": KEPT, "seconds": SECONDS}
+    titles = {metric: title_of(metric) for metric in request.metrics} | {"kept": KEPT, "seconds": SECONDS}
     findings = {}
     for each, metric in product(measured, request.metrics):
         for one in filter(lambda line: line.points, lines(each, metric)):
             at, _ = min(one.points, key=lambda point: point[1].mean)
-            findings[f"{each.dataset}: {one.label}, best {TITLES[metric]}"] = f"with {at:g} components per task"
+            findings[f"{each.dataset}: {one.label}, best {title_of(metric)}"] = f"with {at:g} components per task"
     return write_study(
         request,
         measured,

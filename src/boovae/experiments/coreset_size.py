@@ -8,7 +8,7 @@ from boovae.experiments import grid
 from boovae.experiments.measured import Measured
 from boovae.experiments.request import Request
 from boovae.experiments.study import Line, final, write_study
-from boovae.experiments.tables import TITLES
+from boovae.experiments.tables import title_of
 
 DATASETS = ("mnist", "fashion_mnist")
 #: What coresets are compared with.
@@ -31,7 +31,7 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
         missing,
         title="Size of the coreset",
         at="images kept per task",
-        titles={metric: TITLES[metric] for metric in request.metrics},
+        titles={metric: title_of(metric) for metric in request.metrics},
         lines=_lines,
         findings=_findings(request, measured),
     )
@@ -61,6 +61,6 @@ def _findings(request: Request, measured: Sequence[Measured]) -> dict[str, str]:
                 other = final(each, method, metric)
                 sizes = [(size, final(each, _label(size), metric)) for size in SIZES]
                 enough = [size for size, ours in sizes if ours and other and ours.mean < other.mean]
-                name = f"{each.dataset}: coreset below {method} in {TITLES[metric]}"
+                name = f"{each.dataset}: coreset below {method} in {title_of(metric)}"
                 found[name] = f"from {min(enough)} images per task" if enough else "at no size tried"
     return found

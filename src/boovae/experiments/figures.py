@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from boovae.experiments.measured import Measured
-from boovae.experiments.paper import DATASET_NAMES, numbers
+from boovae.experiments.paper import DATASET_NAMES, comparable, numbers
 from boovae.experiments.statistics import Spread
-from boovae.experiments.tables import COLUMN, TITLES
+from boovae.experiments.tables import rows_of, title_of
 from boovae.report.charts import COLOURS, Series, chart
 from boovae.report.pictures import png
 
@@ -28,6 +31,7 @@ WIDTH, HEIGHT, LEGEND = 360, 210, 20  # of a chart on a sheet, and of a line of 
 PER_ROW = 5  # entries of a legend in a row
 SAMPLES = 4  # rows and columns of a sample grid that are shown
 LARGE = 200  # pixels
+LEARNED = 10  # components of a task that are shown
 LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels
 
 
@@ -39,21 +43,21 @@ def line(points: Sequence[tuple[float, Spread]], colour: int, dashed: bool = Fal
     return Series(x, y, band, colour, dashed, marks=True)
 
 
-def curves(measured: Measured, metric: str) -> list[Markup]:
-    """Draw a metric over the tasks seen, as we measured it and as the paper prints it."""
+def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Markup]:
+    """Draw a metric over the tasks seen, as we measured it and, if wanted, as the paper prints it."""
     name = DATASET_NAMES.get(measured.dataset, measured.dataset)
     ours, theirs = [], []
     printed = numbers(metric)
     for colour, label in enumerate(measured.labels):
-        counts = range(min(2, measured.tasks), measured.tasks + 1)
-        found = [(seen, measured.spread(label, seen, COLUMN.get(metric, metric))) for seen in counts]
+        counts = rows_of(measured, metric)
+        found = [(seen, measured.spread(label, seen, metric)) for seen in counts]
         ours.append(line([(seen, spread) for seen, spread in found if spread], colour))
-        paper = [(seen, printed.get((measured.dataset, label, seen))) for seen in counts]
-        theirs.append(line([(seen, Spread(p.mean, p.std, 0)) for seen, p in paper if p], colour))
-    whose = ((ours, "measured"), (theirs, "in the paper"))
-    charts = [
-        chart(lines, f"{TITLES[metric]} on {name}, {how}", "tasks seen", wide=metric == "nll") for lines, how in whose
-    ]
+        theirs_too = [(seen, printed.get((measured.dataset, label, seen))) for seen in counts] if paper else []
+        theirs.append(line([(seen, Spread(p.mean, p.std, 0)) for seen, p in theirs_too if p], colour))
+    printed_title = title_of(metric) if comparable(metric) else "FID"
+    whose = ((ours, title_of(metric), "measured"), (theirs, printed_title, "in the paper"))
+    wide = metric == "nll"
+    charts = [chart(lines, f"{title} on {name}, {how}", "tasks seen", wide=wide) for lines, title, how in whose]
     return [drawn for drawn in charts if drawn]
 
 
@@ -124,6 +128,46 @@ def samples(measured: Measured, folder: Path) -> bytes | None:
     return png(_laid_out(pictures, [label for label in measured.labels if label in drawn])) if pictures else None
 
 
+def learned(measured: Measured, folder: Path) -> bytes | None:
+    """Lay out what the decoders make of the heaviest learned components: a row per method and task; None without any.
+
+    Never the pseudo-inputs themselves: they may start at, and stay near, real images. A heavy component stands for many
+    images.
+    """
+    from PIL import Image
+
+    rows: list[tuple[str, list[Image.Image]]] = []
+    for cell, _ in measured.cells:
+        path = folder / cell.name / "components.json"
+        for name, components in _by_task(path).items() if path.is_file() else ():
+            heavy = sorted(components, key=lambda component: component["weight"] or 0.0, reverse=True)[:LEARNED]
+            shown = [Image.open(io.BytesIO(base64.b64decode(one["decoded"]))).convert("RGB") for one in heavy]
+            rows.append((f"{cell.label}, {name}", shown))
+    if not rows:
+        return None
+    wide, high = (max(getattr(image, side) for _, row in rows for image in row) for side in ("width", "height"))
+    whole = Image.new("RGB", (LABEL_WIDTH + GAP + wide * LEARNED, (high + GAP) * len(rows)), "white")
+    for place, (label, row) in enumerate(rows):
+        _write(whole, (GAP, place * (high + GAP) + high // 2 - 8), label)
+        for column, image in enumerate(row):
+            whole.paste(image, (LABEL_WIDTH + GAP + column * wide, place * (high + GAP)))
+    return png(whole)
+
+
+def _by_task(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the components that a run has written down, by the name of their task."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for component in json.loads(path.read_text(encoding="utf-8"))["components"]:
+        found.setdefault(component["name"] or str(component["task"]), []).append(component)
+    return found
+
+
+def _write(picture: Image, place: tuple[int, int], text: str) -> None:
+    from PIL import ImageDraw, ImageFont
+
+    ImageDraw.Draw(picture).text(place, text, fill="black", font=ImageFont.load_default(13))
+
+
 def _few(picture: Image) -> Image:
     """Return the upper left of a grid of samples, smaller if it is large."""
     side = 8  # a run draws 64 of them
@@ -134,20 +178,18 @@ def _few(picture: Image) -> Image:
 
 def _laid_out(pictures: dict[tuple[str, int], Image], labels: Sequence[str]) -> Image:
     from PIL import Image as Picture
-    from PIL import ImageDraw, ImageFont
 
     counts = sorted({seen for _, seen in pictures})
     wide, high = (max(getattr(picture, side) for picture in pictures.values()) + GAP for side in ("width", "height"))
     size = LABEL_WIDTH + wide * len(counts), LABEL_HEIGHT + high * len(labels)
     grey = all(picture.mode == "L" for picture in pictures.values())
     whole = Picture.new("L" if grey else "RGB", size, "white")
-    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(13)
-    draw.text((GAP, 4), "tasks seen", fill="black", font=font)
+    _write(whole, (GAP, 4), "tasks seen")
     for column, seen in enumerate(counts):
-        draw.text((LABEL_WIDTH + column * wide, 4), str(seen), fill="black", font=font)
+        _write(whole, (LABEL_WIDTH + column * wide, 4), str(seen))
     for row, label in enumerate(labels):
         top = LABEL_HEIGHT + row * high
-        draw.text((GAP, top + high // 2 - 8), label, fill="black", font=font)
+        _write(whole, (GAP, top + high // 2 - 8), label)
         for column, seen in enumerate(counts):
             if (label, seen) in pictures:
                 whole.paste(pictures[label, seen], (LABEL_WIDTH + column * wide, top))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from boovae.experiments.measured import Measured
-from boovae.experiments.paper import METHOD_NAMES, numbers
+from boovae.experiments.paper import FACES_NAMES, METHOD_NAMES, is_distance, numbers
 from boovae.experiments.statistics import paired
-from boovae.experiments.tables import COLUMN, TITLES, Entry, table
+from boovae.experiments.tables import Entry, rows_of, table, title_of
 
 #: A diversity cell also counts as reached where it is as near to the joint model's, measured by the same classifier.
 NEAR_JOINT = 0.01
@@ -15,6 +15,8 @@ NEAR_JOINT = 0.01
 COMPARED = ("boo", "boo+distill")
 #: The methods of the paper that have a network per task.
 SEVERAL_NETWORKS = ("multihead", "multihead+ewc")
+#: How far above the joint model's a distance of our default may lie.
+NEAR_JOINT_DISTANCE = 1.1
 DIFFERENCES = ("dataset", "metric", "tasks_seen", "method", "other", "difference", "low", "high", "seeds")
 
 
@@ -25,8 +27,8 @@ def findings(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, 
         for method in METHOD_NAMES:
             reached = [good for each in measured for good in _reached(each, metric, method)]
             if reached:
-                found[f"{method}: {TITLES[metric]} at or better than the paper's"] = _share(reached)
-    for name, wins in _default_wins(measured).items():
+                found[f"{method}: {title_of(metric)} at or better than the paper's"] = _share(reached)
+    for name, wins in {**_default_wins(measured), **_order(measured, metrics)}.items():
         if wins:
             found[name] = _share(wins)
     return found
@@ -67,14 +69,30 @@ def _default_wins(measured: Sequence[Measured]) -> dict[str, list[bool]]:
     }
 
 
+def _order(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, list[bool]]:
+    """Say after how many tasks distances stand in the paper's order: `boo` first, the joint model not far from ours."""
+    found: dict[str, list[bool]] = {}
+    for each in measured:
+        for metric in filter(is_distance, metrics):
+            first = found.setdefault(f"boo: {title_of(metric)} below every other method of the paper's table", [])
+            near = found.setdefault(f"boo+distill: {title_of(metric)} within 10 % of joint", [])
+            for seen in rows_of(each, metric):
+                means = {label: spread.mean for label in each.labels if (spread := each.spread(label, seen, metric))}
+                others = [means[label] for label in FACES_NAMES if label != "boo" and label in means]
+                if "boo" in means and others:
+                    first.append(means["boo"] < min(others))
+                if "boo+distill" in means and "joint" in means:
+                    near.append(means["boo+distill"] <= NEAR_JOINT_DISTANCE * means["joint"])
+    return found
+
+
 def differences(measured: Sequence[Measured], metrics: Sequence[str]) -> Iterator[tuple[object, ...]]:
     """Yield method minus other after the last task, by seed, with its bootstrap interval; below 0: it is better."""
     for each in measured:
         for metric in metrics:
             for method in COMPARED:
                 for other in each.labels:
-                    column = COLUMN.get(metric, metric)
-                    ours, theirs = (each.seeds(label, each.tasks, column) for label in (method, other))
+                    ours, theirs = (each.seeds(label, each.tasks, metric) for label in (method, other))
                     found = paired(ours, theirs) if other != method else None
                     if found is not None:
                         interval = [f"{value:.4g}" for value in (found.mean, found.low, found.high)]

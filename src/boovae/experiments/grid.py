@@ -17,12 +17,13 @@ from typing import Any
 import boovae
 from boovae.config import Settings, folder_name, from_mapping, resolve
 from boovae.errors import InputError, unknown_name
+from boovae.experiments.paper import FACES
 from boovae.files import write_file
 
 #: Version of what lies in a folder of cells or results.
 FORMAT = 1
-#: After how many tasks `joint`, which starts afresh at every task, is trained.
-JOINT_TASKS = (2, 5, 10)
+#: After how many tasks `joint`, which starts afresh at every task, is trained; of faces, which are few, after each.
+JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
 
 Summary = dict[str, Any]
 
@@ -126,7 +127,8 @@ def _cells(dataset: str, variant: Variant, given: Mapping[str, Any], config: Pat
         yield Cell(variant.label, schedule(values, config))
         return
     components = schedule(values, config).components
-    for tasks in sorted({count for count in JOINT_TASKS if count < given["tasks"]} | {given["tasks"]}):
+    counts = JOINT_FACES if dataset in FACES else JOINT_TASKS
+    for tasks in sorted({count for count in counts if count < given["tasks"]} | {given["tasks"]}):
         together = {"classes_per_task": tasks, "tasks": 1, "prior": "vamp", "components": components * tasks}
         yield Cell(variant.label, schedule({**values, **together}, config))
 

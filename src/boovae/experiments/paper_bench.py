@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from boovae.experiments import grid
-from boovae.experiments.figures import PER_TASK, curves, panels, samples, sheet
+from boovae.experiments.figures import PER_TASK, curves, learned, panels, samples, sheet
 from boovae.experiments.findings import DIFFERENCES, differences, differences_markdown, findings
 from boovae.experiments.measured import Measured
 from boovae.experiments.page import Chapter, Panels, render
-from boovae.experiments.paper import DATASET_NAMES, DATASETS, METHODS
+from boovae.experiments.paper import DATASET_NAMES, DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, comparable
 from boovae.experiments.request import Request
 from boovae.experiments.tables import HEAD, as_csv, table
 from boovae.files import write_file
@@ -19,7 +19,7 @@ from boovae.files import write_file
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-__all__ = ["DATASETS", "METHODS", "plan", "write"]
+__all__ = ["DATASETS", "plan", "write"]
 
 HOW = "The band is one standard deviation over the seeds; lower is better."
 HOW_PANELS = {
@@ -29,8 +29,14 @@ HOW_PANELS = {
 
 
 def plan(request: Request) -> list[grid.Cell]:
-    """Return the cells of datasets x methods."""
-    return grid.plan(request.datasets, request.methods, request.given, request.tasks, request.config)
+    """Return the cells of datasets x methods; those of the paper's table for a dataset if none are named."""
+    cells = []
+    for dataset in request.datasets:
+        faces = dataset in FACES
+        methods = request.methods or (FACES_METHODS if faces else METHODS)
+        tasks = min(request.tasks, FACES_TASKS) if faces else request.tasks
+        cells += grid.plan([dataset], methods, request.given, tasks, request.config)
+    return cells
 
 
 def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:
@@ -56,19 +62,27 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
 def _chapter(request: Request, measured: Measured) -> Chapter:
     """Write the figures of one dataset and return what the page says of it."""
     stem = grid.file_name(measured.dataset)
-    over_tasks = [drawn for metric in request.metrics for drawn in curves(measured, metric)]
+    # The paper has one table of distances, whatever features ours are on.
+    distance = next((metric for metric in request.metrics if not comparable(metric)), None)
+    over_tasks = [
+        drawn
+        for metric in request.metrics
+        for drawn in curves(measured, metric, paper=comparable(metric) or metric == distance)
+    ]
     figures = [Panels("As tasks arrive", HOW, over_tasks)]
     _save(request, f"{stem}_curves.svg", over_tasks, measured.labels, 2)
     for metric in filter(PER_TASK.__contains__, request.metrics):
         drawn = panels(measured, metric)
         figures.append(Panels(f"Task by task: {PER_TASK[metric][1]}", HOW_PANELS[metric], drawn))
         _save(request, f"{stem}_{metric}_per_task.svg", drawn, measured.labels, 5)
-    picture = samples(measured, request.cells)
-    if picture is not None:
-        write_file(request.results / f"{stem}_samples.png", picture)
+    # Whatever the dataset, only what a decoder has made is shown: never a real image.
+    pictures = {"samples": samples(measured, request.cells), "components": learned(measured, request.cells)}
+    for name, picture in pictures.items():
+        if picture is not None:
+            write_file(request.results / f"{stem}_{name}.png", picture)
     title = DATASET_NAMES.get(measured.dataset, measured.dataset)
     tables = [table(measured, metric) for metric in request.metrics]
-    return Chapter(title, measured.labels, tables, figures, picture, measured.made_with(request.command))
+    return Chapter(title, measured.labels, tables, figures, pictures["samples"], measured.made_with(request.command))
 
 
 def _save(request: Request, name: str, charts: Sequence[Markup], legend: Sequence[str], columns: int) -> None:

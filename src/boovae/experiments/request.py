@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from boovae.errors import unknown_name
+from boovae.experiments.paper import FACES, FACES_FEATURES, distances
 
+#: What can be asked for; frechet stands for a distance on each of the networks (`--features`).
 METRICS = ("nll", "diversity", "frechet")
 
 
@@ -24,10 +26,27 @@ class Request:
     cells: Path
     results: Path
     command: str
-    metrics: Sequence[str] = ("nll", "diversity")
+    asked: Sequence[str] | None = None
+    """Metrics; where there are faces, distances too, if not given."""
+    features: Sequence[str] | None = None
+    """Networks for distances; those of the dataset if not given."""
     config: Path | None = None
 
     def __post_init__(self) -> None:
-        for metric in self.metrics:
+        for metric in self.asked or ():
             if metric not in METRICS:
                 raise unknown_name("metric (--metrics)", metric, METRICS)
+        if self.features is not None:
+            distances(self.features)
+
+    @property
+    def metrics(self) -> list[str]:
+        """What tables are made of, as the CSV files call it."""
+        faces = any(dataset in FACES for dataset in self.datasets)
+        asked = self.asked or (("nll", "diversity", "frechet") if faces else ("nll", "diversity"))
+        networks = list(dict.fromkeys(name for dataset in self.datasets for name in self.features_of(dataset)))
+        return [name for metric in asked for name in (distances(networks) if metric == "frechet" else [metric])]
+
+    def features_of(self, dataset: str) -> Sequence[str]:
+        """Return the networks on whose features a dataset is compared."""
+        return self.features or (FACES_FEATURES if dataset in FACES else ("classifier",))

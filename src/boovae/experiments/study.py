@@ -13,7 +13,7 @@ from boovae.experiments.page import Chapter, Panels, render
 from boovae.experiments.paper import DATASET_NAMES
 from boovae.experiments.request import Request
 from boovae.experiments.statistics import Spread
-from boovae.experiments.tables import COLUMN, as_csv
+from boovae.experiments.tables import as_csv
 from boovae.files import write_file
 from boovae.report.charts import chart
 
@@ -31,7 +31,7 @@ class Line:
 
 def final(measured: Measured, label: str, metric: str) -> Spread | None:
     """Return a metric after the last task."""
-    return measured.spread(label, measured.tasks, COLUMN.get(metric, metric))
+    return measured.spread(label, measured.tasks, metric)
 
 
 def write_study(

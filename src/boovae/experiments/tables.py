@@ -10,13 +10,33 @@ from dataclasses import dataclass
 from typing import Literal
 
 from boovae.experiments.measured import Measured
-from boovae.experiments.paper import DATASET_NAMES, DECIMALS, Printed, numbers
+from boovae.experiments.paper import DATASET_NAMES, DECIMALS, Printed, comparable, is_distance, numbers
 from boovae.experiments.statistics import Spread
 
-TITLES = {"nll": "NLL", "diversity": "Diversity", "frechet": "Fréchet distance"}
-#: What a metric is called in the CSV files, if not by its own name.
-COLUMN = {"frechet": "frechet_classifier"}
+TITLES = {"nll": "NLL", "diversity": "Diversity", "fid": "FID"}
 Better = Literal["ours", "paper", "same", ""]
+#: What stands above tables and charts whose numbers cannot be held against the paper's.
+NOT_COMPARABLE = (
+    "The paper's numbers are FIDs, on Inception features and all images: they cannot be compared with ours, only the "
+    "order of the methods can."
+)
+
+
+def title_of(metric: str) -> str:
+    """Return what a person calls a metric; a distance carries the name of its features.
+
+    >>> title_of("nll"), title_of("frechet_classifier")
+    ('NLL', 'Fréchet distance (classifier)')
+    """
+    return TITLES.get(metric) or f"Fréchet distance ({metric.removeprefix('frechet_')})"
+
+
+def rows_of(measured: Measured, metric: str) -> range:
+    """Return the numbers of tasks that a table has rows for, as in the paper.
+
+    Diversity says nothing of one class, and the tables of grey images begin with two tasks; that of faces with one.
+    """
+    return range(1 if is_distance(metric) else min(2, measured.tasks), measured.tasks + 1)
 
 
 @dataclass(frozen=True)
@@ -26,11 +46,12 @@ class Entry:
     ours: Spread | None
     paper: Printed | None
     decimals: int
+    comparable: bool = True
 
     @property
     def better(self) -> Better:
-        """Whose mean is lower, at the decimals the paper prints."""
-        if self.ours is None or self.paper is None:
+        """Whose mean is lower, at the decimals the paper prints; empty where that means nothing."""
+        if self.ours is None or self.paper is None or not self.comparable:
             return ""
         difference = round(self.ours.mean, self.decimals) - self.paper.mean
         if abs(difference) < 0.5 * 10**-self.decimals:
@@ -73,16 +94,22 @@ class Table:
     @property
     def title(self) -> str:
         """Metric and dataset, as the paper calls it."""
-        return f"{TITLES[self.metric]} on {DATASET_NAMES.get(self.dataset, self.dataset)}"
+        return f"{title_of(self.metric)} on {DATASET_NAMES.get(self.dataset, self.dataset)}"
 
     @property
     def compared(self) -> bool:
         """Whether the paper has numbers for it."""
         return any(entry.paper for _, entries in self.rows for entry in entries)
 
+    @property
+    def note(self) -> str:
+        """What must be said of the two numbers of an entry; empty where nothing must."""
+        return NOT_COMPARABLE if self.compared and not comparable(self.metric) else ""
+
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        lines = [f"## {self.title}", "", "| tasks | " + " | ".join(self.methods) + " |"]
+        lines = [f"## {self.title}", "", *((self.note, "") if self.note else ())]
+        lines.append("| tasks | " + " | ".join(self.methods) + " |")
         lines.append("|" + "---|" * (len(self.methods) + 1))
         lines += [f"| {seen} | " + " | ".join(entry.markdown for entry in row) + " |" for seen, row in self.rows]
         return "\n".join(lines) + "\n"
@@ -103,15 +130,14 @@ HEAD = ("dataset", "method", "tasks_seen", "mean", "std", "seeds", "paper_mean",
 
 
 def table(measured: Measured, metric: str) -> Table:
-    """Return a metric's table; diversity says nothing of one class, so rows begin with two tasks, as in the paper."""
+    """Return a metric's table."""
     printed = numbers(metric)
 
     def entry(method: str, seen: int) -> Entry:
-        found = measured.spread(method, seen, COLUMN.get(metric, metric))
-        return Entry(found, printed.get((measured.dataset, method, seen)), DECIMALS[metric])
+        found, paper = measured.spread(method, seen, metric), printed.get((measured.dataset, method, seen))
+        return Entry(found, paper, DECIMALS.get(metric, 1), comparable(metric))
 
-    counts = range(min(2, measured.tasks), measured.tasks + 1)
-    rows = [(seen, [entry(method, seen) for method in measured.labels]) for seen in counts]
+    rows = [(seen, [entry(method, seen) for method in measured.labels]) for seen in rows_of(measured, metric)]
     return Table(measured.dataset, metric, measured.labels, rows)
 
 

@@ -13,7 +13,7 @@ import json
 import sys
 import tomllib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -39,6 +39,7 @@ class Job(TypedDict):
     device: str
     compile: Compile
     command: str
+    features: list[str]
 
 
 class Answer(TypedDict):
@@ -52,7 +53,16 @@ class Answer(TypedDict):
     error: str
 
 
-def make_job(cell: Cell, folder: Path, *, data_dir: Path | None, device: str, compile: Compile, command: str) -> Job:
+def make_job(
+    cell: Cell,
+    folder: Path,
+    *,
+    data_dir: Path | None,
+    device: str,
+    compile: Compile,
+    command: str,
+    features: Sequence[str] = ("classifier",),
+) -> Job:
     """Return the job of a cell; its paths hold from anywhere on this machine or on a shared disk."""
     return {
         "name": cell.name,
@@ -63,6 +73,7 @@ def make_job(cell: Cell, folder: Path, *, data_dir: Path | None, device: str, co
         "device": device,
         "compile": compile,
         "command": command,
+        "features": list(features),
     }
 
 
@@ -91,10 +102,10 @@ def _run(job: Job, cell: Cell, folder: Path) -> Answer:
 
     try:
         if read_summary(folder, cell) is None:
-            data = load_data(cell.settings, Path(job["data_dir"]) if job["data_dir"] else None)
+            data_dir = Path(job["data_dir"]) if job["data_dir"] else None
             run = folder / cell.name
-            options: dict[str, Any] = {"device": job["device"], "compile": job["compile"], "command": job["command"]}
-            train(cell.settings, data, run, display=Lines(), **options)
+            options: dict[str, Any] = {name: job[name] for name in ("device", "compile", "command", "features")}
+            train(cell.settings, load_data(cell.settings, data_dir), run, display=Lines(), data_dir=data_dir, **options)
             summary = json.dumps(summarise(run, cell.settings))
             write_file(summary_path(folder, cell.name), summary.encode())
         return {"state": "done", "error": ""}

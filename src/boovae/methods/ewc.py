@@ -45,8 +45,8 @@ from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas, replica_of
 from boovae.vae import VAE
 
-#: Gradient values of single images that are held at once, and most images.
-CHUNK_VALUES, CHUNK_IMAGES = 2**25, 64
+#: Gradient values of single images that are held at once, by device, and most images.
+CHUNK_VALUES, CHUNK_IMAGES = {"cuda": 2**28, "cpu": 2**25}, 64
 
 
 class EWC(Method):
@@ -146,7 +146,7 @@ def squared_gradients(
     each: Callable[..., dict[str, Tensor]] = vmap(grad(loss), in_dims=(None, 0, 0))
     learned = {name: tensors[name] for name in names}
     totals = {name: torch.zeros_like(tensor) for name, tensor in learned.items()}
-    chunk = max(1, min(CHUNK_IMAGES, CHUNK_VALUES // replicas.size))
+    chunk = max(1, min(CHUNK_IMAGES, CHUNK_VALUES[replicas.device.type] // replicas.size))
     for x, z in zip(images.split(chunk), noise.split(chunk), strict=True):
         for name, gradients in each(learned, x, z).items():
             totals[name] += gradients.square_().sum(0)

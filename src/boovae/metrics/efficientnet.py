@@ -10,8 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from boovae.errors import InputError
 
@@ -48,8 +50,11 @@ class SameConv2d(nn.Conv2d):
         """Pad, then convolve."""
         kernel, stride = self.kernel_size[0], self.stride[0]
         height, width = (max(0, (-(-side // stride) - 1) * stride + kernel - side) for side in input.shape[-2:])
-        padded = F.pad(input, (width // 2, width - width // 2, height // 2, height - height // 2))
-        return super().forward(padded)
+        around = height // 2, width // 2
+        if height % 2 or width % 2:  # even padding needs no copy
+            input = F.pad(input, (around[1], width - around[1], around[0], height - around[0]))
+            around = 0, 0
+        return F.conv2d(input, self.weight, self.bias, self.stride, around, self.dilation, self.groups)
 
 
 def _conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -101,9 +106,32 @@ class EfficientNetLite0(nn.Module):
         """Return the features (n, 1280)."""
         x = F.interpolate(pictures, (SIDE, SIDE), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
         x = (255 * x - 127) / 128  # what the weights were trained with
+        if not x.is_cuda:  # on a CPU half as fast again in this layout
+            x = x.contiguous(memory_format=torch.channels_last)
         x = F.relu6(self.bn0(self.conv_stem(x)))
         x = F.relu6(self.bn1(self.conv_head(self.blocks(x))))
         return x.mean((2, 3))
+
+
+#: Convolutions and the normalisations behind them.
+NORMALISED = {
+    "conv_stem": "bn0",
+    "expand_conv": "bn0",
+    "depthwise_conv": "bn1",
+    "project_conv": "bn2",
+    "conv_head": "bn1",
+}
+
+
+def folded(network: EfficientNetLite0) -> EfficientNetLite0:
+    """Put the normalisations into the weights before them: the same features with a third less to read and write."""
+    network.eval()
+    for module in list(network.modules()):
+        for conv, norm in NORMALISED.items():
+            if hasattr(module, conv):
+                setattr(module, conv, fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm)))
+                setattr(module, norm, nn.Identity())
+    return network
 
 
 def weights_file() -> Path:

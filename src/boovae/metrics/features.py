@@ -114,6 +114,15 @@ def check_names(names: Sequence[str]) -> None:
         raise InputError(f"--features {' '.join(names)}: name each network once, and at least one")
 
 
+def check_present(name: str) -> None:
+    """Refuse a network whose name or package is missing, before any work is done."""
+    from boovae.metrics.efficientnet import weights_file
+
+    check_names([name])
+    if name == "efficientnet-lite0":
+        weights_file()
+
+
 def make_features(
     name: str,
     shape: Sequence[int],
@@ -139,10 +148,11 @@ def make_features(
 
 
 def _efficientnet() -> tuple[nn.Module, Path]:
-    from boovae.metrics.efficientnet import EfficientNetLite0, own_name, weights_file
+    from boovae.metrics.efficientnet import EfficientNetLite0, folded, own_name, weights_file
 
-    file = weights_file()
-    return _loaded(EfficientNetLite0(), {own_name(key): value for key, value in _weights(file).items()}, file), file
+    network, file = EfficientNetLite0(), weights_file()
+    _loaded(network, {own_name(key): value for key, value in _weights(file).items()}, file)
+    return folded(network), file
 
 
 def _inception(path: str, data_dir: str | Path | None) -> tuple[nn.Module, Path]:

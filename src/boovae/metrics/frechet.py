@@ -65,16 +65,32 @@ def frechet_distance(a: Moments, b: Moments) -> Tensor:
     >>> frechet_distance(one, two)  # 1² + (2 − 1)²
     tensor(2., dtype=torch.float64)
     """
+    return frechet_distances([a], b)[0]
+
+
+def frechet_distances(references: Sequence[Moments], b: Moments) -> list[Tensor]:
+    """Return `frechet_distance(a, b)` for each a of the references; the root of b, which is dear, is taken once."""
+    for a in references:
+        _check(a, b)
+    root = _root(b.covariance)
+    return [_distance(a, b, root) for a in references]
+
+
+def _check(a: Moments, b: Moments) -> None:
     for name, m in (("a", a), ("b", b)):
         if m.mean.shape[-1] != a.mean.shape[-1] or m.covariance.shape[-2:] != (m.mean.shape[-1],) * 2:
             raise InputError(
                 f"{name} has mean {tuple(m.mean.shape)} and covariance {tuple(m.covariance.shape)} against "
                 f"{a.mean.shape[-1]} features of a: use the same feature network for both"
             )
+
+
+def _distance(a: Moments, b: Moments, root_b: Tensor) -> Tensor:
+    """Return the distance, given the root of the covariance of b."""
     squared = (a.mean - b.mean).double().square().sum(-1)
     # tr (S_a^½ S_b S_a^½)^½ is the sum of the singular values of S_a^½ S_b^½. Taken so, rounding errors of
     # vanishing eigenvalues stay at 1e-16; the root of an eigenvalue that should be 0 would lift them to 1e-8.
-    overlap: Tensor = torch.linalg.svdvals(_root(a.covariance) @ _root(b.covariance)).sum(-1)
+    overlap: Tensor = torch.linalg.svdvals(_root(a.covariance) @ root_b).sum(-1)
     traces = [m.covariance.double().diagonal(dim1=-2, dim2=-1).sum(-1) for m in (a, b)]
     return (squared + traces[0] + traces[1] - 2 * overlap).clamp(min=0.0).where(_finite(a) & _finite(b), torch.nan)
 

@@ -22,7 +22,7 @@ from boovae.errors import RunError
 from boovae.files import write_file
 from boovae.metrics.features import ClassifierFeatures, Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
-from boovae.metrics.frechet import Moments, frechet_distance, joined, moments
+from boovae.metrics.frechet import Moments, frechet_distances, joined, moments
 
 if TYPE_CHECKING:
     from boovae.data import Task
@@ -65,9 +65,8 @@ class Reference:
         real = [self.real(task) for task in tasks]
         test = torch.cat([part.test for part in real])
         # Eigenvalues of large matrices in float64 are quicker and safer on a CPU.
-        generated = _on_cpu(moments(samples))
-        against = (moments(test.cpu()), joined([_on_cpu(part.train) for part in real]))
-        frechet, frechet_train = (frechet_distance(reference, generated) for reference in against)
+        against = (moments(test), joined([part.train for part in real]))
+        frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
         count = min(len(test), samples.shape[1])
         some = _spread(test, count).to(samples.device)
         kid = torch.stack([kernel_distance(some, row[:count]) for row in samples])
@@ -93,8 +92,9 @@ class Reference:
         return found
 
     def _computed(self, task: Task) -> Real:
-        test = self.network.features(task.test.images)
-        return Real(test, moments(self.network.features(task.train.images), least=1))
+        """Return both on the CPU, as from the cache: tasks of either kind are put together."""
+        test = self.network.features(task.test.images).cpu()
+        return Real(test, _on_cpu(moments(self.network.features(task.train.images), least=1)))
 
     def _key(self, task: Task) -> str:
         content = hashlib.sha256(self.network.digest.encode())
