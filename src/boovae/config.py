@@ -132,7 +132,7 @@ class Settings:
     """SI: keeps parameters that hardly moved from becoming infinitely important."""
     vcl_weight: float = 1.0
     """VCL: weight of the divergence to the previous posterior, times 1 / (images of the task)."""
-    vcl_log_variance: float = -12.0
+    vcl_log_variance: float = -9.0
     """VCL: log-variance of the weights at the start of the first task."""
     coreset_images: int = 15
     """Coreset: images kept per task."""
