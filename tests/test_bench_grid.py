@@ -36,8 +36,9 @@ def test_compared_methods_have_the_papers_schedule_and_our_default_its_own() -> 
 
 
 def test_the_tuned_strengths_hold_in_the_bench() -> None:
-    (cell,) = plan(["digits"], ["vcl"], {}, 10)
-    assert cell.settings.vcl_weight == resolve({"dataset": "digits", "method": "vcl"}).vcl_weight == 0.1
+    (cell,) = plan(["digits"], ["si"], {}, 10)
+    assert cell.settings.si_strength == resolve({"dataset": "digits", "method": "si"}).si_strength == 100.0
+    assert Settings().si_strength != 100.0  # or the test says nothing
 
 
 def test_joint_is_trained_once_for_each_number_of_tasks_on_the_images_of_them_all() -> None:
