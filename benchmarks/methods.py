@@ -1,0 +1,124 @@
+"""What does a training step of each method cost, and how does it grow with the tasks seen?
+
+    python benchmarks/methods.py --device cuda --compile on
+
+Random images of MNIST's size, the paper's network for MNIST (mlp:300, 40 latents), batches of 250, five replicas. Tasks
+follow each other as in a run; at those of `--tasks` the steps are timed, of each the median epoch. What a method does
+between epochs (learning components, say) is not part of a step: `seconds` of a run tell it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from boovae.config import Settings, resolve
+from boovae.data import Split, Task
+from boovae.show import print_rows
+from boovae.training.events import Event
+from boovae.training.trainer import Trainer
+from speed import BATCH, IMAGES, PIXELS, machine
+
+METHODS = (
+    *("standard", "ewc", "si", "vcl", "coreset", "mog", "replay", "multihead", "multihead+ewc", "multihead+vcl"),
+    *("boo", "boo+ewc", "boo+vcl", "boo+replay", "boo+distill"),
+)
+EPOCHS, UNTIMED = 8, 3  # of a timed task; the first epochs compile and capture
+
+
+class StepClock:
+    """An observer that takes the time from the first block of an epoch until its numbers are there."""
+
+    def __init__(self) -> None:
+        self.epochs: list[float] = []  # milliseconds per step
+        self._began: float | None = None
+
+    def block(self, trainer: Trainer) -> None:
+        """An epoch begins with its first block."""
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def event(self, event: Event) -> None:
+        """The numbers of an epoch are there: the device has done its steps."""
+        if event["event"] == "epoch" and self._began is not None:
+            self.epochs.append(1000 * (time.perf_counter() - self._began))
+            self._began = None
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """Turn the epoch's time into that of a step."""
+        self.epochs[-1] /= trainer.engine.steps_per_epoch
+
+
+def main() -> None:
+    """Time all methods and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", choices=("on", "off"), default="off")
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--tasks", nargs="+", type=int, default=(2, 5, 10), help="after how many tasks to time")
+    parser.add_argument("--replicas", type=int, default=5)
+    parser.add_argument("--images", type=int, default=IMAGES, help="images of a task")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    steps: dict[str, dict[int, float]] = {}
+    for method in options.methods:
+        settings = settings_of(method, options.replicas)
+        steps[method] = time_method(settings, device, options.compile == "on", options.tasks, options.images)
+        print(method, {task: round(value, 3) for task, value in steps[method].items()}, flush=True)
+    print_rows(["method", *(f"ms at task {task}" for task in options.tasks), "times standard"], rows(steps))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        result = {"machine": machine(device), "compile": options.compile, "replicas": options.replicas, "ms": steps}
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def settings_of(method: str, replicas: int) -> Settings:
+    """Return the settings of a bench's cell, without early stopping and with short fits between epochs."""
+    preset = None if "distill" in method else "paper"
+    given = {"dataset": "mnist", "method": method, "replicas": replicas, "early_stop": 10**6, "boo_steps": 1}
+    return resolve(given, preset=preset)
+
+
+def time_method(
+    settings: Settings, device: torch.device, compiled: bool, timed: list[int], images: int
+) -> dict[int, float]:
+    """Return milliseconds per step of all replicas together, {task: median over epochs}."""
+    trainer = Trainer(settings, (28, 28), device=device, compile=compiled)
+    result = {}
+    for number in range(1, max(timed) + 1):
+        clock = StepClock()
+        epochs = EPOCHS if number in timed else 1
+        trainer.settings = dataclasses.replace(settings, epochs=epochs)
+        trainer.learn(random_task(number, images), clock)
+        if number in timed:
+            result[number] = statistics.median(clock.epochs[UNTIMED:])
+    return result
+
+
+def random_task(number: int, images: int) -> Task:
+    """Return a task of random images; validation is left tiny."""
+    data = torch.rand(images, PIXELS, generator=torch.Generator().manual_seed(number))
+    labels = torch.full((images,), number - 1)
+    one = Split(data[:1], labels[:1])
+    return Task(str(number), Split(data, labels), one, one, (number - 1,))
+
+
+def rows(steps: dict[str, dict[int, float]]) -> list[list[str]]:
+    """Return the table: milliseconds, and how much more than `standard` at the last task, where it was timed, too."""
+    last = {method: list(times.values())[-1] for method, times in steps.items()}
+    unit = last.get("standard")
+    return [
+        [method, *(f"{value:.3f}" for value in times.values()), f"{last[method] / unit:.2f}" if unit else "-"]
+        for method, times in steps.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()
