@@ -23,7 +23,7 @@ from boovae.data import Split, Task
 from boovae.show import print_rows
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-from speed import BATCH, IMAGES, PIXELS, machine
+from speed import IMAGES, PIXELS, machine
 
 METHODS = (
     *("standard", "ewc", "si", "vcl", "coreset", "mog", "replay", "multihead", "multihead+ewc", "multihead+vcl"),
