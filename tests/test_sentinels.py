@@ -69,11 +69,18 @@ def test_exploding_log_variance(tmp_path: Path) -> None:
         ({"kl_weight": 100.0}, "collapse"),
         ({"log_variance_range": (-6.0, -2.0)}, "log-variance"),
         ({"method": "boo", "components": 8, "boo_prune": 0.24}, "idle"),
+        ({"method": "boo+distill", "components": 5, "epochs": 4, "boo_objective": "forward"}, "cut short"),
     ],
 )
 def test_models_that_went_wrong_on_purpose(digits: Stream, tmp_path: Path, changes: dict[str, Any], kind: str) -> None:
     settings = tiny(**{"tasks": 1, "replicas": 1, "epochs": 15, "learning_rate": 1e-2, **changes})
     assert kind in kinds(train(settings, digits, tmp_path / "run", metrics=("nll",)))
+
+
+@pytest.mark.parametrize("enough", [{"components": 4}, {"boo_objective": "corrective"}, {"method": "standard"}])
+def test_enough_epochs_for_the_components(digits: Stream, tmp_path: Path, enough: dict[str, Any]) -> None:
+    cut = {"method": "boo", "components": 5, "epochs": 4, "boo_objective": "forward", "tasks": 1, "replicas": 1}
+    assert "cut short" not in kinds(train(tiny(**{**cut, **enough}), digits, tmp_path / "run", metrics=("nll",)))
 
 
 def test_active_units_are_counted_as_defined(digits: Stream) -> None:

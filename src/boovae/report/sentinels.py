@@ -67,7 +67,7 @@ def sentinels(run: Run) -> list[Sentinel]:
             "samples": _thin_samples(run, last),
         }
         found += [Sentinel(kind, text) for kind, text in checks.items() if text]
-    components = {"dead": _dead(run), "idle": _idle(run)}
+    components = {"dead": _dead(run), "idle": _idle(run), "cut short": _cut_short(run)}
     return found + [Sentinel(kind, text) for kind, text in components.items() if text]
 
 
@@ -188,6 +188,18 @@ def _idle(run: Run) -> str:
     return (
         f"Of {wanted} components only {number(min(kept[task] for task in tasks), 1)} were left to "
         f"{_names(run, tasks)}: {twin} had no weight. Fewer --components would do, or the images of a task are too few."
+    )
+
+
+def _cut_short(run: Run) -> str:
+    """Say that the epochs were too few for components that are learned one after another."""
+    wanted, epochs = (run.config.get(name, "") for name in ("components", "epochs"))
+    one_by_one = "boo" in run.method.split("+") and run.config.get("boo_objective") in ("forward", "literal")
+    if not one_by_one or not wanted.isdigit() or not epochs.isdigit() or int(epochs) >= int(wanted):
+        return ""
+    return (
+        f"One component is learned after every epoch: in {epochs} epochs at most {epochs} of {wanted}. "
+        "More --epochs learn them all; fewer --components would have been the same."
     )
 
 
