@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from boovae.config import Settings, resolve
-from boovae.data import Split, Task
+from boovae.config import Settings
+from boovae.experiments.grid import schedule
 from boovae.show import print_rows
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-from speed import IMAGES, PIXELS, machine
+from speed import IMAGES, PIXELS, machine, task_of
 
 METHODS = (
     *("standard", "ewc", "si", "vcl", "coreset", "mog", "replay", "multihead", "multihead+ewc", "multihead+vcl"),
@@ -36,23 +36,21 @@ class StepClock:
     """An observer that takes the time from the first block of an epoch until its numbers are there."""
 
     def __init__(self) -> None:
-        self.epochs: list[float] = []  # milliseconds per step
-        self._began: float | None = None
+        self.seconds: list[float] = []  # of each epoch's steps
+        self._began = 0.0
 
     def block(self, trainer: Trainer) -> None:
         """An epoch begins with its first block."""
-        if self._began is None:
+        if trainer.block == 0:
             self._began = time.perf_counter()
 
     def event(self, event: Event) -> None:
         """The numbers of an epoch are there: the device has done its steps."""
-        if event["event"] == "epoch" and self._began is not None:
-            self.epochs.append(1000 * (time.perf_counter() - self._began))
-            self._began = None
+        if event["event"] == "epoch":
+            self.seconds.append(time.perf_counter() - self._began)
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
-        """Turn the epoch's time into that of a step."""
-        self.epochs[-1] /= trainer.engine.steps_per_epoch
+        """What comes after the numbers is not part of a step."""
 
 
 def main() -> None:
@@ -81,9 +79,7 @@ def main() -> None:
 
 def settings_of(method: str, replicas: int) -> Settings:
     """Return the settings of a bench's cell, without early stopping and with short fits between epochs."""
-    preset = None if "distill" in method else "paper"
-    given = {"dataset": "mnist", "method": method, "replicas": replicas, "early_stop": 10**6, "boo_steps": 1}
-    return resolve(given, preset=preset)
+    return schedule({"dataset": "mnist", "method": method, "replicas": replicas, "early_stop": 10**6, "boo_steps": 1})
 
 
 def time_method(
@@ -94,20 +90,12 @@ def time_method(
     result = {}
     for number in range(1, max(timed) + 1):
         clock = StepClock()
-        epochs = EPOCHS if number in timed else 1
-        trainer.settings = dataclasses.replace(settings, epochs=epochs)
-        trainer.learn(random_task(number, images), clock)
+        trainer.settings = dataclasses.replace(settings, epochs=EPOCHS if number in timed else 1)
+        data = torch.rand(images, PIXELS, generator=torch.Generator().manual_seed(number))
+        trainer.learn(task_of(data, number - 1), clock)
         if number in timed:
-            result[number] = statistics.median(clock.epochs[UNTIMED:])
+            result[number] = 1000 * statistics.median(clock.seconds[UNTIMED:]) / trainer.engine.steps_per_epoch
     return result
-
-
-def random_task(number: int, images: int) -> Task:
-    """Return a task of random images; validation is left tiny."""
-    data = torch.rand(images, PIXELS, generator=torch.Generator().manual_seed(number))
-    labels = torch.full((images,), number - 1)
-    one = Split(data[:1], labels[:1])
-    return Task(str(number), Split(data, labels), one, one, (number - 1,))
 
 
 def rows(steps: dict[str, dict[int, float]]) -> list[list[str]]:

@@ -119,6 +119,13 @@ def settings_for(replicas: int, epochs: int) -> Settings:
     return resolve({"dataset": "mnist", "replicas": replicas, "epochs": epochs, "early_stop": 10**6})
 
 
+def task_of(data: Tensor, index: int = 0) -> Task:
+    """Return images (N, D) as a task; validation and test are left tiny."""
+    labels = torch.full((len(data),), index)
+    one = Split(data[:1], labels[:1])
+    return Task(f"task {index}", Split(data, labels), one, one, (index,))
+
+
 def plain_loop(data: Tensor, device: torch.device) -> Callable[[], float]:
     """The way it is ordinarily written: a DataLoader, one module, Adam, the loss logged at every step."""
     model: VAE = Trainer(settings_for(1, 1), (28, 28)).build().to(device)
@@ -151,9 +158,7 @@ def trainer_steps(
 ) -> Callable[[], float]:
     """The trainer as it is used: draws, order, steps and the log of every epoch; only validation is left tiny."""
     trainer = Trainer(settings_for(replicas, epochs + 3), (28, 28), device=device, compile=compiled)
-    labels = torch.zeros(len(data), dtype=torch.long)
-    one = Split(data[:1], labels[:1])
-    task = Task("speed", Split(data, labels), one, one, (0,))
+    task = task_of(data)
 
     def turn() -> float:
         clock = Clock(device)

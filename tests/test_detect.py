@@ -206,8 +206,9 @@ def test_all_changes_of_the_digits_are_found() -> None:
     stream = load_stream("digits")
     truth = list(itertools.accumulate(len(task.train.images) for task in stream))[:-1]
     found = find_borders(resolve({"dataset": "digits"}), stream, torch.device("cpu"), Silent(), first=100)
-    # The last nineteen 3s are unlike the others: the border is dated before them.
-    assert all(min(abs(border - place) for place in found) <= 20 for border in truth)
+    *most, farthest = sorted(min(abs(border - place) for place in found) for border in truth)
+    assert max(most) <= 3
+    assert farthest <= 20  # the last 3s are unlike the others: the border is dated before them
     assert len(found) <= len(truth) + 1  # at most one false alarm
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,7 @@ from boovae.methods import make_method
 def test_steps_are_timed_and_compared_with_standard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "--methods",
-        "standard",
-        "replay",
-        "--replicas",
-        "1",
-        "--images",
-        "250",
-        "--tasks",
-        "2",
-        "3",
-        "--device",
-        "cpu",
-    ]
+    words = shlex.split("--methods standard replay --replicas 1 --images 250 --tasks 2 3 --device cpu")
     monkeypatch.setattr("sys.argv", ["methods.py", *words, "--out", str(tmp_path / "steps.json")])
     methods.main()
     steps = json.loads((tmp_path / "steps.json").read_text())["ms"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -24,6 +25,7 @@ from boovae.report.pictures import png
 if TYPE_CHECKING:
     from markupsafe import Markup
     from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont, ImageFont
 
 #: A metric's numbers per task: what they are called in the CSV files and on a chart.
 PER_TASK = {"nll": ("nll", "NLL, nats"), "diversity": ("diversity_term", "diversity term")}
@@ -32,7 +34,7 @@ PER_ROW = 5  # entries of a legend in a row
 SAMPLES = 4  # rows and columns of a sample grid that are shown
 LARGE = 200  # pixels
 LEARNED = 10  # components of a task that are shown
-LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels
+LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels; a longer label has more
 
 
 def line(points: Sequence[tuple[float, Spread]], colour: int, dashed: bool = False) -> Series:
@@ -146,11 +148,12 @@ def learned(measured: Measured, folder: Path) -> bytes | None:
     if not rows:
         return None
     wide, high = (max(getattr(image, side) for _, row in rows for image in row) for side in ("width", "height"))
-    whole = Image.new("RGB", (LABEL_WIDTH + GAP + wide * LEARNED, (high + GAP) * len(rows)), "white")
+    left = _label_width([label for label, _ in rows])
+    whole = Image.new("RGB", (left + wide * LEARNED, (high + GAP) * len(rows)), "white")
     for place, (label, row) in enumerate(rows):
         _write(whole, (GAP, place * (high + GAP) + high // 2 - 8), label)
         for column, image in enumerate(row):
-            whole.paste(image, (LABEL_WIDTH + GAP + column * wide, place * (high + GAP)))
+            whole.paste(image, (left + column * wide, place * (high + GAP)))
     return png(whole)
 
 
@@ -163,9 +166,20 @@ def _by_task(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _write(picture: Image, place: tuple[int, int], text: str) -> None:
-    from PIL import ImageDraw, ImageFont
+    from PIL import ImageDraw
 
-    ImageDraw.Draw(picture).text(place, text, fill="black", font=ImageFont.load_default(13))
+    ImageDraw.Draw(picture).text(place, text, fill="black", font=_font())
+
+
+def _label_width(labels: Sequence[str]) -> int:
+    """Return the room that the longest label needs, with a gap on both sides."""
+    return max(LABEL_WIDTH, *(math.ceil(_font().getlength(label)) + 2 * GAP for label in labels))
+
+
+def _font() -> FreeTypeFont | ImageFont:
+    from PIL.ImageFont import load_default
+
+    return load_default(13)
 
 
 def _few(picture: Image) -> Image:
@@ -181,16 +195,17 @@ def _laid_out(pictures: dict[tuple[str, int], Image], labels: Sequence[str]) -> 
 
     counts = sorted({seen for _, seen in pictures})
     wide, high = (max(getattr(picture, side) for picture in pictures.values()) + GAP for side in ("width", "height"))
-    size = LABEL_WIDTH + wide * len(counts), LABEL_HEIGHT + high * len(labels)
+    left = _label_width(labels)
+    size = left + wide * len(counts), LABEL_HEIGHT + high * len(labels)
     grey = all(picture.mode == "L" for picture in pictures.values())
     whole = Picture.new("L" if grey else "RGB", size, "white")
     _write(whole, (GAP, 4), "tasks seen")
     for column, seen in enumerate(counts):
-        _write(whole, (LABEL_WIDTH + column * wide, 4), str(seen))
+        _write(whole, (left + column * wide, 4), str(seen))
     for row, label in enumerate(labels):
         top = LABEL_HEIGHT + row * high
         _write(whole, (GAP, top + high // 2 - 8), label)
         for column, seen in enumerate(counts):
             if (label, seen) in pictures:
-                whole.paste(pictures[label, seen], (LABEL_WIDTH + column * wide, top))
+                whole.paste(pictures[label, seen], (left + column * wide, top))
     return whole

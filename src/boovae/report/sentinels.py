@@ -194,7 +194,8 @@ def _idle(run: Run) -> str:
 def _cut_short(run: Run) -> str:
     """Say that the epochs were too few for components that are learned one after another."""
     wanted, epochs = (run.config.get(name, "") for name in ("components", "epochs"))
-    one_by_one = "boo" in run.method.split("+") and run.config.get("boo_objective") in ("forward", "literal")
+    boosted = {"boo", "boo-flow"} & set(run.method.split("+"))
+    one_by_one = boosted and run.config.get("boo_objective") in ("forward", "literal")
     if not one_by_one or not wanted.isdigit() or not epochs.isdigit() or int(epochs) >= int(wanted):
         return ""
     return (
