@@ -1,14 +1,22 @@
-"""Colour jitter: against Pillow's own enhancements, one image at a time."""
+"""Changes of training images: colours against Pillow's own enhancements, places against SciPy's interpolation."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance
+from scipy.ndimage import map_coordinates
 from torch.func import vmap
 
-from boovae.augment import colour_jitter
+from boovae.augment import colour_jitter, deform
+from boovae.config import resolve
+from boovae.data import load_stream
+from boovae.errors import InputError
+from boovae.progress import Silent, Watch
+from boovae.training.trainer import Trainer
 
 SHAPE = (3, 6, 5)
 
@@ -51,3 +59,58 @@ def test_each_image_has_its_own_factors_and_replicas_their_own_draws(pixel_range
         for row in range(4):
             one = colour_jitter(x[row : row + 1], uniform[replica, row : row + 1], 0.2, SHAPE, pixel_range)
             torch.testing.assert_close(both[replica, row], one[0])
+
+
+# --- deform ---------------------------------------------------------------------------------------------------------
+
+
+def test_deform_equals_scipy_and_leaves_the_others_as_they_are() -> None:
+    height, width, strength = 9, 7, 0.2
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(6, height * width, generator=generator, dtype=torch.float64) * 2 - 1
+    normal = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    uniform = torch.tensor([0.0, 0.3, 0.69, 0.71, 0.9, 1.0])
+    got = deform(x, normal, uniform, strength, (height, width), (-1.0, 1.0))
+    assert torch.equal(got[3:], x[3:])
+    across, down = np.meshgrid((2 * np.arange(width) + 1) / width - 1, (2 * np.arange(height) + 1) / height - 1)
+    for before, draw, after in zip(x[:3], normal.numpy(), got, strict=False):
+        a, b, c, d, right, below = strength * draw
+        columns = ((across + a * across + b * down + 0.6 * right + 1) * width - 1) / 2
+        rows = ((down + c * across + d * down + 0.6 * below + 1) * height - 1) / 2
+        framed = np.pad(before.reshape(height, width).numpy(), 20, constant_values=-1.0)
+        wanted = map_coordinates(framed, [rows + 20, columns + 20], order=1)
+        np.testing.assert_allclose(after.reshape(height, width).numpy(), wanted, atol=1e-9)
+
+
+def test_deform_moves_all_colours_together_and_each_replica_its_own_way() -> None:
+    grey = torch.rand(2, 5, 30)
+    normal, uniform = torch.randn(2, 5, 6), torch.zeros(2, 5)
+    both = vmap(lambda x, n, u: deform(x, n, u, 0.1, (6, 5), (0.0, 1.0)))(grey, normal, uniform)
+    colours = grey.repeat(1, 1, 3)
+    for replica in range(2):
+        one = deform(colours[replica], normal[replica], uniform[replica], 0.1, SHAPE, (0.0, 1.0))
+        torch.testing.assert_close(one, both[replica].repeat(1, 3))
+    assert not torch.allclose(both[0], deform(grey[0], normal[1], uniform[0], 0.1, (6, 5), (0.0, 1.0)))
+
+
+def test_training_draws_deformed_images_and_scoring_does_not() -> None:
+    settings = resolve({"dataset": "digits", "epochs": 1, "deform": 0.1, "limit": 40})
+    stream = load_stream("digits", limit=40)
+    trainer = Trainer(settings, stream.shape, stream.pixel_range)
+    assert {"deform", "deformed"} <= trainer.draws(8, training=True).keys()
+    assert not {"deform", "deformed"} & trainer.draws(8, training=False).keys()
+    plain = Trainer(replace(settings, deform=0.0), stream.shape, stream.pixel_range)
+    for each in (trainer, plain):
+        each.learn(stream[0], Watch(Silent()))
+    assert not any(
+        torch.equal(new, plain.replicas.parameters[name]) for name, new in trainer.replicas.parameters.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "binarize", "message"),
+    [((64,), "none", "--deform 0.1 needs pictures"), ((8, 8), "threshold", "use --binarize dynamic")],
+)
+def test_deform_is_refused_where_it_makes_no_sense(shape: tuple[int, ...], binarize: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Trainer(resolve({"deform": 0.1}), shape, binarize=binarize)

@@ -108,14 +108,14 @@ def test_flag_beats_file_beats_preset_beats_recipe_beats_default(tmp_path: Path)
     path = tmp_path / "config.toml"
     path.write_text('dataset = "fashion_mnist"\nbatch_size = 7\nearly_stop = 8\n')
     settings = resolve({"batch_size": 9}, path, preset="paper")
-    assert settings.batch_size == 9  # flag; the file has 7, the recipe 500, the default is 250
+    assert settings.batch_size == 9  # flag; the file has 7, the preset 500, the default is 250
     assert settings.early_stop == 8  # file; the preset has 50
     assert settings.epochs == 1000  # the preset for this dataset
     assert settings.net == "mlp:1024"  # recipe; the default is mlp:300
     assert settings.latent_dim == 40  # default
     assert resolve({}, path).batch_size == 7
-    assert resolve({"dataset": "fashion_mnist"}).batch_size == 500
-    assert resolve({"dataset": "mnist"}).batch_size == 250
+    assert resolve({"dataset": "fashion_mnist"}, preset="paper").batch_size == 500
+    assert resolve({"dataset": "fashion_mnist"}).batch_size == 250
 
 
 def test_an_unknown_preset_is_refused_by_name() -> None:
@@ -162,6 +162,7 @@ def test_the_preset_is_the_papers_table() -> None:
     assert {setting.latent_dim for setting in (mnist, fashion, letters)} == {40}
     assert {(setting.schedule, setting.early_stop) for setting in (mnist, fashion, letters)} == {("plateau", 50)}
     assert {setting.learning_rate for setting in (mnist, fashion, letters)} == {5e-4}
+    assert {setting.deform for setting in (mnist, fashion, letters)} == {0.0}
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 #: How bright red, green and blue look (ITU-R BT.601), as picture libraries turn colours to grey.
 GREY = (0.299, 0.587, 0.114)
+
+#: The share of images that `deform` changes, and how far it moves them in units of their strength.
+DEFORMED, SHIFT = 0.7, 0.6
 
 
 def colour_jitter(
@@ -26,6 +30,33 @@ def colour_jitter(
     picture = torch.lerp(mean.expand_as(picture), picture, contrast).clamp(0, 1)
     picture = torch.lerp(_grey(picture).expand_as(picture), picture, saturation).clamp(0, 1)
     return (low + (high - low) * picture).flatten(-3)
+
+
+def deform(
+    x: Tensor,
+    normal: Tensor,
+    uniform: Tensor,
+    strength: float,
+    shape: tuple[int, ...],
+    pixel_range: tuple[float, float],
+) -> Tensor:
+    """Return images (B, D), most of them a little stretched, turned, sheared and moved; the others as they are.
+
+    A pixel at (a, b), in units of half the picture, takes the value at (a, b) + strength * (M (a, b) + SHIFT * m), the
+    2 x 2 matrix M and the vector m from `normal` (B, 6), between pixels by the four around it and outside the darkest
+    one. An image changes where `uniform` (B,) is under DEFORMED: a network that sees no image as it is would take the
+    smoothing between pixels for a trait of all.
+    """
+    low, high = pixel_range
+    height, width = shape[-2:]
+    across, down = ((2 * torch.arange(n, dtype=x.dtype, device=x.device) + 1) / n - 1 for n in (width, height))
+    places = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # (H, W, 2)
+    matrix, shift = normal[:, :4].reshape(-1, 1, 1, 2, 2), normal[:, 4:].reshape(-1, 1, 1, 2)
+    # Sums instead of a matrix product: that one may be rounded to ten bits on a GPU.
+    places = places + strength * ((matrix * places[..., None, :]).sum(-1) + SHIFT * shift)  # (B, H, W, 2)
+    picture = ((x - low) / (high - low)).reshape(len(x), -1, height, width)
+    moved = F.grid_sample(picture, places, align_corners=False).clamp(0, 1).flatten(1)
+    return torch.where(uniform[:, None] < DEFORMED, low + (high - low) * moved, x)
 
 
 def _grey(picture: Tensor) -> Tensor:

@@ -42,6 +42,8 @@ class Settings:
     """Grey values as they are (the paper), drawn anew in every epoch, or cut at one half."""
     jitter: float = 0.0
     """Brightness, contrast and saturation of training images vary by up to this share; colour images only."""
+    deform: float = 0.0
+    """Training pictures are stretched, turned, sheared and moved a little: the deviation of each, say 0.05."""
     data_seed: int = 0
     """Decides the split into training, validation and test images."""
 
@@ -215,7 +217,7 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda value: 0 <= value < math.inf,
         "a number of at least 0",
     ),
-    ("boo_floor boo_prune jitter", lambda value: 0 <= value < 1, "a share of at least 0 and under 1"),
+    ("boo_floor boo_prune jitter deform", lambda value: 0 <= value < 1, "a share of at least 0 and under 1"),
     ("ewc_decay", lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     ("si_damping", lambda value: value > 0, "a number above 0"),
     ("vcl_log_variance", math.isfinite, "a number"),

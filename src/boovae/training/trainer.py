@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boovae.augment import colour_jitter
+from boovae.augment import colour_jitter, deform
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.likelihoods import make_likelihood
@@ -57,6 +57,10 @@ class Trainer:
         self.likelihood = make_likelihood(settings.likelihood, pixel_range)
         if settings.jitter > 0 and (len(shape) != 3 or shape[0] != 3):
             raise InputError(f"--jitter {settings.jitter:g} needs colour images, these have shape {shape}; set it to 0")
+        if settings.deform > 0 and len(shape) < 2:
+            raise InputError(f"--deform {settings.deform:g} needs pictures, these have shape {shape}; set it to 0")
+        if settings.deform > 0 and binarize == "threshold":
+            raise InputError("--deform makes grey pixels, --binarize threshold leaves none: use --binarize dynamic")
         self.method = make_method(settings)
         self.method.compare(candidates or {})
         self.replicas = Replicas(self.build, seeds or settings.seeds, self.device)
@@ -98,6 +102,8 @@ class Trainer:
     def objective(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return the terms of one replica's loss: the weighted negative ELBO and the method's penalties."""
         x, weight = batch["x"], batch["weight"]
+        if "deform" in batch:
+            x = deform(x, batch["deform"], batch["deformed"], self.settings.deform, self.shape, self.pixel_range)
         if "pixels" in batch:
             x = (batch["pixels"] < x).to(x.dtype)
         if "jitter" in batch:
@@ -116,6 +122,8 @@ class Trainer:
             draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
         if training and self.settings.jitter > 0:
             draws["jitter"] = Draw("uniform", (batch_size, 3))
+        if training and self.settings.deform > 0:
+            draws |= {"deform": Draw("normal", (batch_size, 6)), "deformed": Draw("uniform", (batch_size,))}
         if training:
             draws |= self.method.training_draws(batch_size)
         return draws | self.method.draws(batch_size)
