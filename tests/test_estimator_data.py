@@ -57,6 +57,16 @@ def test_colours_stay_where_they_are() -> None:
     assert max(green, blue) < 0.3
 
 
+@pytest.mark.parametrize(
+    "parameters", [{"net": "conv:4"}, {"settings": {"jitter": 0.1}}, {"settings": {"deform": 0.1}}]
+)
+def test_what_needs_pictures_takes_pictures_and_refuses_rows(parameters: dict[str, Any]) -> None:
+    pictures = np.random.default_rng(0).random((24, 32, 32, 3))
+    assert quick(epochs=1, **parameters).fit(pictures).sample(2).shape == (2, 32, 32, 3)
+    with pytest.raises(InputError, match=r"these (have shape \(64,\)|are 64 features)"):
+        quick(epochs=1, **parameters).fit(grey(shape=(64,)))
+
+
 def test_numbers_of_any_range_are_scored_in_their_own_units() -> None:
     x = np.random.default_rng(0).normal(size=(300, 3))
     scale, shift = np.array([1e-3, 1.0, 1e4]), np.array([5.0, 0.0, -1e5])

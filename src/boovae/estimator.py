@@ -43,6 +43,8 @@ from boovae.vae import VAE
 #: An array, a tensor, a table, or an iterable of such batches.
 Data = Any
 Array = NDArray[Any]
+#: The shape of a picture on which parameters are tried before data are read.
+PICTURE = (3, 32, 32)
 
 
 class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Borderless):  # type: ignore[misc]
@@ -202,7 +204,8 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
         settings = task_settings(parameters, images=1, features=count, grey=grey, seed=0)
-        trainer = Trainer(settings, (1,))  # knows its method and its networks, or says so
+        # It knows its method and its networks, or says so. What needs pictures may get some: that is checked later.
+        trainer = Trainer(settings, PICTURE)
         if before is not None:
             check_same_model(before.settings, settings)
         if self.detect_tasks:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from boovae.config import Settings
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+#: The ticks of the accuracy axes, in percent, and how far under its end an accuracy of 100 lies.
+TICKS, MARGIN = (0, 20, 50, 80, 90, 95, 98, 99, 99.5, 99.9), 0.1
 
 
 class Point(NamedTuple):
@@ -63,9 +68,23 @@ def draw(points: Sequence[Point]) -> Figure:
     by_task.set(title="task-incremental: the task is named", ylabel="mean accuracy over tasks seen, %")
     by_class.set(title="class-incremental: among all classes seen")
     cost.set(title="cost: images the generator learned, millions")
+    for axes in (by_task, by_class):
+        _spread(axes)
     for axes in (by_task, by_class, cost):
         axes.set_xlabel("tasks seen")
         axes.set_xticks(sorted({point.seen for point in points}))
         axes.grid(alpha=0.3)
     figure.legend(*by_task.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return figure
+
+
+def _spread(axes: Axes) -> None:
+    """Give an axis of accuracies room where they are near 100 %: it is even in the logarithm of the error."""
+    import numpy as np
+
+    low, high = axes.get_ylim()
+    end = 100 + MARGIN
+    axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(end - a, 1e-9)), lambda v: end - np.exp(-v)))
+    axes.set_ylim(max(0.0, low), min(high, 100.0))
+    axes.set_yticks([tick for tick in TICKS if low <= tick <= high], minor=False)
+    axes.set_yticklabels([f"{tick:g}" for tick in TICKS if low <= tick <= high])
