@@ -61,6 +61,22 @@ def test_each_image_has_its_own_factors_and_replicas_their_own_draws(pixel_range
             torch.testing.assert_close(both[replica, row], one[0])
 
 
+def test_images_that_are_drawn_black_and_white_are_so_after_the_jitter_too() -> None:
+    settings = resolve({"method": "standard", "jitter": 0.9, "net": "mlp:8", "latent_dim": 2})
+    trainer = Trainer(settings, SHAPE, binarize="dynamic")
+    model, seen = trainer.build(), []
+    model.encoder.register_forward_pre_hook(lambda encoder, inputs: seen.append(inputs[0]))
+    batch = {"x": (images(4) + 1) / 2, "pixels": torch.rand(4, 90), "jitter": torch.rand(4, 3)}
+    batch |= {"weight": torch.ones(4), "kl_weight": torch.tensor(1.0), "latent": torch.randn(4, 2)}
+    trainer.objective(model, batch)
+    assert sorted(seen[0].unique().tolist()) == [0, 1]
+
+
+def test_jitter_is_refused_where_pixels_are_to_be_black_and_white() -> None:
+    with pytest.raises(InputError, match="--jitter makes grey pixels"):
+        Trainer(resolve({"jitter": 0.1}), SHAPE, binarize="threshold")
+
+
 # --- deform ---------------------------------------------------------------------------------------------------------
 
 

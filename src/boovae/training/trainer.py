@@ -59,8 +59,9 @@ class Trainer:
             raise InputError(f"--jitter {settings.jitter:g} needs colour images, these have shape {shape}; set it to 0")
         if settings.deform > 0 and len(shape) < 2:
             raise InputError(f"--deform {settings.deform:g} needs pictures, these have shape {shape}; set it to 0")
-        if settings.deform > 0 and binarize == "threshold":
-            raise InputError("--deform makes grey pixels, --binarize threshold leaves none: use --binarize dynamic")
+        if max(settings.jitter, settings.deform) > 0 and binarize == "threshold":
+            changed = "--deform" if settings.deform > 0 else "--jitter"
+            raise InputError(f"{changed} makes grey pixels, --binarize threshold leaves none: use --binarize dynamic")
         self.method = make_method(settings)
         self.method.compare(candidates or {})
         self.replicas = Replicas(self.build, seeds or settings.seeds, self.device)
@@ -104,10 +105,10 @@ class Trainer:
         x, weight = batch["x"], batch["weight"]
         if "deform" in batch:
             x = deform(x, batch["deform"], batch["deformed"], self.settings.deform, self.shape, self.pixel_range)
-        if "pixels" in batch:
-            x = (batch["pixels"] < x).to(x.dtype)
         if "jitter" in batch:
             x = colour_jitter(x, batch["jitter"], self.settings.jitter, self.shape, self.pixel_range)
+        if "pixels" in batch:  # last: what was changed must be black and white in the end, as the test images are
+            x = (batch["pixels"] < x).to(x.dtype)
         with self.method.perturbed(model, batch):
             bound = model.bound(x, batch["latent"])
         reconstruction, kl = (bound.reconstruction * weight).sum(), (bound.kl * weight).sum()
