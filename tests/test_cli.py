@@ -12,9 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.progress import ProgressColumn
 
 from boovae.cli import VERBS, main
+from boovae.experiments.watch import LiveBoard
+from boovae.progress import Live
 from boovae.report.plots import plotly_script
+from boovae.show import print_rows
 from boovae.training.checkpoint import load_checkpoint
 from run_folders import events
 
@@ -135,6 +139,18 @@ def test_the_numbers_of_a_run_as_csv(run: Path, tmp_path: Path) -> None:
     rows = [line.split(",") for line in (tmp_path / "run.csv").read_text().splitlines() if line.startswith("3,nll,,")]
     last = events(run)[-1]
     assert [float(row[-1]) for row in rows] == last["nll"]["pooled"]
+
+
+def test_names_of_the_user_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[/b] [old] :cat:"
+    print_rows(("task",), [(name,)])
+    assert capsys.readouterr().out.splitlines()[1].strip() == name
+    for bars, column in ((Live()._bars, 3), (LiveBoard(Path())._bars, 0)):
+        bars.stop()
+        bars.add_task(name, text=name)
+        shown = bars.columns[column]
+        assert isinstance(shown, ProgressColumn)
+        assert str(shown(bars.tasks[-1])) == name
 
 
 def test_lists_of_datasets_and_methods(capsys: pytest.CaptureFixture[str]) -> None:

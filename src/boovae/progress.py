@@ -91,7 +91,7 @@ class Live:
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),

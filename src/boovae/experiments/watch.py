@@ -123,7 +123,8 @@ class LiveBoard(Board):
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         super().__init__(folder)
-        columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}")
+        title = TextColumn("{task.description}", markup=False)
+        columns = title, BarColumn(bar_width=24), TextColumn("{task.fields[text]}")
         self._bars = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
         self._bars.start()
         self._whole = self._bars.add_task("bench", text="")
