@@ -101,6 +101,21 @@ def test_eval_agrees_with_the_run_and_prints_json(run: Path, capsys: pytest.Capt
     assert more["nll"]["pooled"] != last["nll"]["pooled"]
 
 
+def test_eval_refuses_no_samples_and_a_run_without_a_finished_task(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("samples", "generated"):
+        with pytest.raises(SystemExit):
+            main(["eval", str(run), f"--{name}", "0"])
+        assert f"--{name} is 0" in capsys.readouterr().err
+    process = begun(tmp_path / "stopped", "task 1/3")
+    process.terminate()
+    process.communicate(timeout=60)
+    with pytest.raises(SystemExit):
+        main(["eval", str(tmp_path / "stopped")])
+    assert "no task is finished yet" in capsys.readouterr().err
+
+
 def test_sample_writes_a_picture(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
@@ -242,15 +257,15 @@ def test_a_folder_in_use_is_refused(run: Path, capsys: pytest.CaptureFixture[str
 LONG = ["train", *FAST, "--epochs", "60", "--tasks", "3", "--early-stop", "100", "--metric", "nll"]
 
 
-def begun(out: Path) -> subprocess.Popen[str]:
-    """Start a run and wait until it is under way."""
+def begun(out: Path, where: str = "task 2/3") -> subprocess.Popen[str]:
+    """Start a run and wait until it is at its second task, or elsewhere."""
     program = [str(Path(sys.executable).with_name("boovae")), *LONG, "--out", str(out)]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("task 2/3"):
+        if line.startswith(where):
             return process
-    raise AssertionError("the run ended before its second task")
+    raise AssertionError(f"the run ended before {where}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -269,6 +284,19 @@ def test_a_stopped_run_goes_on_where_it_was(number: signal.Signals, tmp_path: Pa
     main([*LONG, "--out", str(tmp_path / "stopped"), "--quiet"])
     whole, stopped = (tmp_path / name / "metrics.jsonl" for name in ("whole", "stopped"))
     assert whole.read_bytes() == stopped.read_bytes()
+
+
+def test_ctrl_c_ends_a_command_that_keeps_nothing_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(VERBS, "methods", (VERBS["methods"][0], stopped))
+    with pytest.raises(SystemExit) as stop:
+        main(["methods"])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "boovae: stopped\n"
 
 
 def test_nothing_that_executes_on_load_is_read_or_written() -> None:

@@ -135,10 +135,10 @@ def evaluate(arguments: Eval) -> None:
         past = recall(run.settings, run.head(), run.events("extend"), arguments.data_dir)
         tasks = past.tasks[: trainer.tasks_done]
         if not any(tasks):
-            raise InputError(
-                f"no image that {arguments.run} has learned is at hand: {'; '.join(past.missing.values())}"
-            )
-        changed = {name: getattr(arguments, name) for name in ("samples", "generated") if getattr(arguments, name)}
+            why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
+            raise InputError(f"no image that {arguments.run} has learned is at hand: {why}")
+        given = {name: getattr(arguments, name) for name in ("samples", "generated")}
+        changed = {name: value for name, value in given.items() if value is not None}
         trainer.settings = dataclasses.replace(trainer.settings, **changed)
         if past.missing:
             display.note(past.explain())
