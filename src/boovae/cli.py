@@ -298,12 +298,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise unknown_name("command", words[0], VERBS)
         function = VERBS[words[0]][1]
         function(parsed(words[0], words[1:]))
-    except RunError as error:
-        print(f"boovae: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
     except BoovaeError as error:
         print(f"boovae: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(1 if isinstance(error, RunError) else 2) from None
+    except KeyboardInterrupt:  # where there is nothing to keep: a run in training ends with a checkpoint, by itself
+        print("boovae: stopped", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def _print_help() -> None:
