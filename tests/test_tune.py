@@ -76,6 +76,13 @@ def test_a_search_for_nothing_is_refused_before_training(
         search(tiny(method=method), digits, setting, values, device=CPU, display=Silent())
 
 
+def test_more_tasks_than_there_are_and_no_seeds_are_refused_before_training(digits: Stream) -> None:
+    with pytest.raises(InputError, match="--tasks is 11"):
+        search(tiny(method="ewc", tasks=11), digits, device=CPU, display=Silent())
+    with pytest.raises(InputError, match="--seeds-each is 0"):
+        search(tiny(method="ewc"), digits, seeds=0, device=CPU, display=Silent())
+
+
 def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--tasks",

@@ -23,6 +23,7 @@ from boovae.files import write_file
 from boovae.machine import matmul_precision
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Watch
+from boovae.run import planned_tasks
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def search(
 ) -> list[Trial]:
     """Train every value on the planned tasks, all at once, and score it on their validation images."""
     setting, values = _what(settings, setting, values)
-    planned = stream[: settings.tasks]
+    if seeds < 1:
+        raise InputError(f"--seeds-each is {seeds}; it must be a whole number of at least 1")
+    planned = planned_tasks(stream, settings)
     many = dataclasses.replace(settings, replicas=len(values) * seeds)
     trainer = Trainer(
         many,
