@@ -60,6 +60,30 @@ def test_the_winner_is_written_beside_the_others(tmp_path: Path) -> None:
     assert sections == {"ewc": {"ewc_strength": 10.0}, "boo+distill": {"distill_weight": 0.5}}
 
 
+def test_a_recipe_keeps_what_else_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "mnist.toml"
+    path.write_text('["boo"]\nboo_reencode = true\nboo_start = "noise"\nlog_variance_range = [-6, 1.0]\n')
+    write_recipe(path, "ewc", Trial("ewc_strength", 10.0, [1.0]))
+    others = {"boo_reencode": True, "boo_start": "noise", "log_variance_range": [-6, 1.0]}
+    assert tomllib.loads(path.read_text()) == {"boo": others, "ewc": {"ewc_strength": 10.0}}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("epochs = 3\n", "'epochs' is no section"), ("[ewc\n", "one per method"), ("[ewc]\nnothing = 1\n", "nothing")],
+)
+def test_a_recipe_that_cannot_take_the_winner_is_refused_before_training(
+    text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        main(["tune", "ewc", "--recipe", str(path)])
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert path.read_text() == text
+
+
 @pytest.mark.parametrize(
     ("method", "setting", "values", "complaint"),
     [

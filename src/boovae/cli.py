@@ -95,9 +95,10 @@ def tune(arguments: Tune) -> None:
     from boovae.machine import choose_device
     from boovae.progress import make_display
     from boovae.recall import load_data
-    from boovae.tune import best, search, write_recipe
+    from boovae.tune import best, read_recipe, search, write_recipe
 
     settings = settings_of(arguments)
+    read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
     with closing(make_display(quiet=arguments.json)) as display:
         trials = search(
             settings,
@@ -296,8 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         if words[0] not in VERBS:
             raise unknown_name("command", words[0], VERBS)
-        function = VERBS[words[0]][1]
-        function(parsed(words[0], words[1:]))
+        VERBS[words[0]][1](parsed(words[0], words[1:]))
     except BoovaeError as error:
         print(f"boovae: {error}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, RunError) else 2) from None

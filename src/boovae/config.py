@@ -334,7 +334,7 @@ def to_toml(settings: Settings) -> str:
     >>> from_mapping(tomllib.loads(to_toml(Settings()))) == Settings()
     True
     """
-    return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(settings).items() if value is not None)
+    return "".join(f"{name} = {toml_value(value)}\n" for name, value in asdict(settings).items() if value is not None)
 
 
 def folder_name(settings: Settings) -> str:
@@ -343,17 +343,18 @@ def folder_name(settings: Settings) -> str:
     A setting that is added later, with a default that changes nothing, leaves the names of old folders alone.
     """
     changed = {name: value for name, value in asdict(settings).items() if value != getattr(Settings, name)}
-    text = "".join(f"{name} = {_toml(value)}\n" for name, value in sorted(changed.items()))
+    text = "".join(f"{name} = {toml_value(value)}\n" for name, value in sorted(changed.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
     dataset = "".join(letter if letter.isalnum() or letter in "_+-" else "-" for letter in settings.dataset)
     return f"{dataset[-40:]}-{settings.method}-{digest}"
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Return a value as TOML writes it."""
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     return repr(value)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from boovae.config import Settings, from_mapping
+from boovae.config import Settings, from_mapping, toml_value
 from boovae.errors import InputError
-from boovae.files import write_file
+from boovae.files import TEXT_BYTES, read_file, write_file
 from boovae.machine import matmul_precision
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Watch
@@ -99,12 +99,27 @@ def best(trials: Sequence[Trial]) -> Trial:
     return min(trials, key=lambda trial: (any(math.isnan(nll) for nll in trial.nll), fmean(trial.nll)))
 
 
+def read_recipe(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the sections of a recipe file, settings by method; none where there is no file yet."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        sections = tomllib.loads(read_file(path, TEXT_BYTES).decode("utf-8"))
+        for name, section in sections.items():
+            if not isinstance(section, dict):
+                raise ValueError(f"'{name}' is no section")
+            from_mapping(section)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"--recipe {path} must hold sections of settings, one per method: {error}") from error
+    return sections
+
+
 def write_recipe(path: Path, method: str, winner: Trial) -> None:
     """Put the winner into the method's section of a recipe file; the other sections stay."""
-    sections = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    sections = read_recipe(path)
     sections.setdefault(method, {})[winner.setting] = winner.value
     lines = [
-        f'["{name}"]\n' + "".join(f"{key} = {value!r}\n" for key, value in sorted(section.items()))
+        f'["{name}"]\n' + "".join(f"{key} = {toml_value(value)}\n" for key, value in sorted(section.items()))
         for name, section in sorted(sections.items())
     ]
     write_file(path, "\n".join(lines).encode())
