@@ -120,9 +120,23 @@ def test_a_class_that_is_hardly_drawn_any_more(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", tasks=2)
     run = changed(run, lambda e: e["diversity"].update(proportions=[[0.01, 0.99]] * 5))
     text = kinds(run)["missing"]
-    assert "hardly show “0” any more: under 5.0 % of them each, where 50.0 % would be fair" in text
+    assert "hardly show “digit 0” any more: under 5.0 % of them each, where 50.0 % would be fair" in text
     weak = changed(run, lambda e: e["classifier"].update(accuracy=0.5))
     assert set(kinds(weak)) == {"classifier"}  # a weak classifier does not know who is missing
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"), [("run", {"split": {"borders": [5000]}}), ("task_start", {"classes": [0, 1]})]
+)
+def test_classes_have_the_names_of_tasks_only_where_each_task_is_one(
+    kind: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", tasks=2)
+    assert read_run(run).evaluations[-1].classes == ["digit 0", "digit 1"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [event | (change if event["event"] == kind else {}) for event in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in lines))
+    assert read_run(run).evaluations[-1].classes == ["0", "1"]
 
 
 def test_a_classifier_too_weak_to_trust(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def read_run(path: Path) -> Run:
         task_names=names,
         epochs=_in_order([_epoch(e, len(seeds)) for e in events if e.value("event") == "epoch"]),
         divergences=[_divergence(e, len(seeds)) for e in events if e.value("event") == "divergence"],
-        evaluations=_evaluations(events, len(seeds)),
+        evaluations=_evaluations(events, len(seeds), _class_names(head, events)),
         timings=_timings(path / "timing.jsonl", notes),
         samples=_samples(path / "samples", notes),
         config=_settings(path / "config.toml", "TOML", tomllib.loads),
@@ -237,16 +237,29 @@ def _divergence(event: Event, replicas: int) -> Divergence:
     return Divergence(event.task(), epoch, replica, event.value("retry") == "frozen")
 
 
-def _evaluations(events: list[Event], replicas: int) -> list[Evaluation]:
+def _class_names(head: Event, events: list[Event]) -> dict[str, str]:
+    """Return what classes are called, by their numbers: where every task is one class, as the task.
+
+    Tasks that were cut at borders are numbered, whatever classes are in them.
+    """
+    begun = [e for e in events if e.value("event") == "task_start" and e.value("classes") is not None]
+    classes = [(e.texts("classes"), str(e.value("name"))) for e in begun]
+    if head.value("split.borders") is not None or any(len(own) != 1 for own, _ in classes):
+        return {}
+    return {own[0]: name for own, name in reversed(classes)}  # a class that comes back keeps its first name
+
+
+def _evaluations(events: list[Event], replicas: int, class_names: dict[str, str]) -> list[Evaluation]:
     """Return one evaluation per task: where a run was evaluated again, the latest."""
-    latest = {e.task(): _evaluation(e, replicas) for e in events if e.value("event") == "evaluation"}
+    latest = {e.task(): _evaluation(e, replicas, class_names) for e in events if e.value("event") == "evaluation"}
     return [latest[task] for task in sorted(latest)]
 
 
-def _evaluation(event: Event, replicas: int) -> Evaluation:
+def _evaluation(event: Event, replicas: int, class_names: dict[str, str]) -> Evaluation:
     task = event.task()
     seen = task + 1
-    classes = event.texts("diversity.classes") if event.value("diversity.classes") is not None else []
+    numbers = event.texts("diversity.classes") if event.value("diversity.classes") is not None else []
+    classes = [class_names.get(number, number) for number in numbers]
     memory = event.mapping("ledger.memory")
     return Evaluation(
         task=task,
