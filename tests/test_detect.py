@@ -233,6 +233,17 @@ def test_a_run_without_borders_keeps_what_was_found(tmp_path: Path, capsys: pyte
     assert len(again["nll"]["per_task"]) == 2
 
 
+def test_a_run_that_knew_its_tasks_is_no_run_without_borders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--tasks", "2", "--limit", "20", "--epochs", "1", "--net", "mlp:8", "--samples", "5"]
+    words += ["--metric", "nll", "--out", str(tmp_path / "run")]
+    main(words)
+    with pytest.raises(SystemExit):
+        main([*words, "--detect-tasks"])
+    assert "holds a run that knew its tasks: leave out --detect-tasks" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -49,7 +49,9 @@ def train(arguments: Train) -> None:
 
     settings = settings_of(arguments)
     if arguments.detect_tasks:
-        settings = _with_borders(settings, arguments)
+        from boovae.detect import detected
+
+        settings = detected(settings, arguments)
     stream = load_data(settings, arguments.data_dir)
     out = arguments.out or Path("runs") / folder_name(settings)
     run_train(
@@ -337,16 +339,6 @@ def _value_of(name: str, words: list[str]) -> str | None:
         elif word.startswith(f"{name}="):
             value = word.partition("=")[2]
     return value
-
-
-def _with_borders(settings: Settings, arguments: Train) -> Settings:
-    """Return the settings with the borders that are found in the stream, or were when the run began."""
-    from boovae.detect import detected
-
-    begun = arguments.out / "config.toml" if arguments.out else None
-    if begun is not None and begun.is_file() and arguments.resume != "never":
-        return dataclasses.replace(settings, borders=tuple(read_toml(begun).get("borders", ())))
-    return detected(settings, arguments)
 
 
 def _check_choice(trainer: Trainer, task: int | None, replica: int) -> None:

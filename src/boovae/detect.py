@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from boovae.carry import carry
+from boovae.config import from_mapping, read_toml
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.machine import choose_device
@@ -254,13 +256,20 @@ def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
 
 
 def detected(settings: Settings, arguments: Train) -> Settings:
-    """Return the settings of a run with the borders that are found in its stream."""
+    """Return the settings of a run with the borders that are found in its stream, or were when it began."""
     if settings.borders is not None:
         raise InputError("--borders and --detect-tasks: give the borders, or let them be found")
-    device, display = choose_device(arguments.device), make_display(quiet=arguments.quiet)
-    stream = load_data(settings, arguments.data_dir)
-    borders = find_borders(settings, stream, device, display, first=arguments.detect_first)
-    display.close()
+    begun = arguments.out / "config.toml" if arguments.out else None
+    if begun is not None and begun.is_file() and arguments.resume != "never":
+        found = from_mapping(read_toml(begun)).borders
+        if found is None:
+            raise InputError(
+                f"{arguments.out} holds a run that knew its tasks: leave out --detect-tasks, or change --out"
+            )
+        return replace(settings, borders=found)
+    device, stream = choose_device(arguments.device), load_data(settings, arguments.data_dir)
+    with closing(make_display(quiet=arguments.quiet)) as display:
+        borders = find_borders(settings, stream, device, display, first=arguments.detect_first)
     if settings.tasks is not None and len(borders) + 1 < settings.tasks:
         raise InputError(
             f"--tasks is {settings.tasks}, but {len(borders) + 1} were found in the stream; leave it out to learn those"
