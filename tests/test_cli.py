@@ -101,6 +101,13 @@ def test_eval_agrees_with_the_run_and_prints_json(run: Path, capsys: pytest.Capt
     assert more["nll"]["pooled"] != last["nll"]["pooled"]
 
 
+def test_eval_compares_only_what_was_measured_with_as_many_samples(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["eval", str(run), "--samples", "40", "--metric", "nll", "--json"])
+    assert json.loads(capsys.readouterr().out)["forgetting"]["own"] == [[None, None], [None, None], [0.0, 0.0]]
+
+
 def test_eval_refuses_no_samples_and_a_run_without_a_finished_task(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -154,11 +154,18 @@ def log_likelihood_of_tasks(
 
 
 def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str, Any]:
-    """Return the change of each task's NLL since it was learned; None where one of the two was not measured."""
+    """Return the change of each task's NLL since it was learned; None where one of the two was not measured.
+
+    Fewer importance samples give a higher NLL, so one from another number of them does not count as measured.
+    """
     nothing: list[float | None] = [None] * len(trainer.replicas)
+    samples = history[-1]["nll"]["samples"]
+    alike = [event.get("nll", {}).get("samples") == samples for event in history]
 
     def rows(key: str) -> list[list[list[float | None]]]:
-        return [event["nll"][key] if "nll" in event else [nothing] * event["seen"] for event in history]
+        return [
+            event["nll"][key] if same else [nothing] * event["seen"] for event, same in zip(history, alike, strict=True)
+        ]
 
     own, pooled = rows("own"), rows("per_task")
     change = forgetting(own, pooled, trainer.sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
