@@ -15,7 +15,9 @@ import pytest
 from rich.progress import ProgressColumn
 
 from boovae.cli import VERBS, main
+from boovae.errors import InputError
 from boovae.experiments.watch import LiveBoard
+from boovae.machine import choose_device
 from boovae.progress import Live
 from boovae.report.plots import plotly_script
 from boovae.show import print_rows
@@ -225,6 +227,7 @@ BAD = {
     "no run": (["eval", "nowhere"], "no run folder"),
     "resume nothing": (["train", "--resume", "always", "--out", "nowhere"], "--resume always"),
     "no cuda": (["train", "--device", "cuda"], "--device"),
+    "no device for this": (["train", "--device", "meta"], "--device meta is not supported"),
     "nothing to report": (["report", "nowhere"], "nowhere"),
     "unwritable": (["train", "--out", "/proc/boovae"], "--out"),
 }
@@ -245,6 +248,14 @@ def test_bad_input_is_refused_with_a_remedy_before_any_work(
     assert "Traceback" not in output.err
     assert output.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert choose_device("cuda:0").index == 0
+    with pytest.raises(InputError, match="--device cuda:1: there are 1 CUDA devices here"):
+        choose_device("cuda:1")
 
 
 def test_other_settings_in_the_same_folder_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,9 +31,14 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {name}: no CUDA device is available here; use --device cpu")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise InputError(f"--device {name} is unknown; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device {name} is not supported; use auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise InputError(f"--device {name}: there are {count} CUDA devices here, counted from 0")
+    return device
 
 
 @contextmanager
