@@ -155,6 +155,7 @@ def test_a_task_larger_than_memory_is_learned_from_batches() -> None:
         ({"settings": ["epochs"]}, "settings is .* must be a dictionary"),
         ({"settings": {"epochs": 3}}, "parameter of its own"),
         ({"settings": {"replicas": 3}}, "no meaning"),
+        ({"settings": {"borders": [20]}}, "no meaning"),
         ({"settings": {"boo_stops": 3}}, "did you mean 'boo_steps'"),
     ],
 )

@@ -18,7 +18,7 @@ from boovae.errors import InputError, unknown_name
 OWN = ("latent_dim", "components", "method", "net", "epochs", "batch_size", "learning_rate", "likelihood", "samples")
 #: Settings that make no sense there: they speak of a dataset, of several replicas or of the evaluation of a run.
 FOREIGN = (
-    *("dataset", "tasks", "classes_per_task", "class_order", "limit", "binarize", "data_seed"),
+    *("dataset", "tasks", "classes_per_task", "class_order", "borders", "limit", "binarize", "data_seed"),
     *("replicas", "seed", "generated"),
 )
 #: What a model is made of; it cannot change from one task to the next.
