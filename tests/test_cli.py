@@ -286,6 +286,23 @@ def begun(out: Path, where: str = "task 2/3") -> subprocess.Popen[str]:
     raise AssertionError(f"the run ended before {where}")
 
 
+def test_a_reader_that_has_read_enough_ends_a_command_quietly_and_loses_no_report(run: Path, tmp_path: Path) -> None:
+    boovae = Path(sys.executable).with_name("boovae")
+    for words in (
+        ["train", "--tasks", "1", *FAST, "--json", "--out", str(tmp_path / "run")],
+        ["eval", str(run), "--json"],
+    ):
+        child = subprocess.Popen([boovae, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()  # as `| head` does
+        said = child.stderr.read()
+        assert child.wait(timeout=120) == 141
+        assert "Traceback" not in said
+        assert "BrokenPipe" not in said
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_run_goes_on_where_it_was(number: signal.Signals, tmp_path: Path) -> None:
     main([*LONG, "--out", str(tmp_path / "whole"), "--quiet"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -300,6 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if words[0] not in VERBS:
             raise unknown_name("command", words[0], VERBS)
         VERBS[words[0]][1](parsed(words[0], words[1:]))
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads us has read enough; what Python still holds back goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except BoovaeError as error:
         print(f"boovae: {error}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, RunError) else 2) from None
@@ -352,13 +357,15 @@ def _check_choice(trainer: Trainer, task: int | None, replica: int) -> None:
 def _conclude(folder: Path, arguments: Train | Extend) -> None:
     """Print what a run has come to, and write its report."""
     evaluations = _events(folder)
-    if arguments.json:
-        print(json.dumps(evaluations[-1]))
-    else:
-        print_table(evaluations)
-    if not arguments.quiet:
-        _warn(folder)
-    _report(folder, quiet=arguments.quiet)
+    try:
+        if arguments.json:
+            print(json.dumps(evaluations[-1]), flush=True)
+        else:
+            print_table(evaluations)
+        if not arguments.quiet:
+            _warn(folder)
+    finally:  # whether or not anybody reads the numbers
+        _report(folder, quiet=arguments.quiet)
 
 
 def _warn(folder: Path) -> None:
