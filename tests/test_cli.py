@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.progress import ProgressColumn
 
@@ -131,6 +132,24 @@ def test_sample_writes_a_picture(run: Path, tmp_path: Path, capsys: pytest.Captu
     main(["sample", str(run), "--n", "6", "--out", str(tmp_path / "grid.png"), "--replica", "1"])
     assert Image.open(tmp_path / "grid.png").size[0] > 16
     assert capsys.readouterr().out.strip() == str(tmp_path / "grid.png")
+
+
+def test_sample_writes_pixels_and_another_seed_draws_others(run: Path, tmp_path: Path) -> None:
+    found = []
+    for seed in ("0", "0", "1"):
+        main(["sample", str(run), "--n", "6", "--task", "1", "--seed", seed, "--out", str(tmp_path / "images.npy")])
+        found.append(np.load(tmp_path / "images.npy"))
+    assert found[0].shape == (6, 8, 8)
+    assert found[0].min() >= 0
+    assert found[0].max() <= 1
+    assert (found[0] == found[1]).all()
+    assert (found[0] != found[2]).any(axis=(1, 2)).all()
+
+
+def test_sample_refuses_a_kind_of_file_that_it_cannot_write(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["sample", str(run), "--out", "grid.jpg"])
+    assert "--out grid.jpg: samples become a picture (name it .png) or an array (.npy)" in capsys.readouterr().err
 
 
 def test_report_of_two_runs(run: Path, tmp_path: Path) -> None:

@@ -119,14 +119,16 @@ class Eval(Measures):
 
 @dataclass(frozen=True)
 class Sample:
-    """Draw images from a run's model into a PNG file."""
+    """Draw images from a run's model into a picture or an array."""
 
     run: tyro.conf.Positional[Path]
     """Run folder."""
     out: Path = Path("samples.png")
-    """The picture to write."""
+    """A picture of all of them (.png), or their pixels (.npy): (n, height, width), colours last."""
     n: int = 64
     """How many images."""
+    seed: int = 0
+    """Another number draws other images."""
     task: int | None = None
     """Only from this task's part of the prior (counting from 0)."""
     replica: int = 0

@@ -167,14 +167,16 @@ def evaluate(arguments: Eval) -> None:
 
 def sample(arguments: Sample) -> None:
     """Draw images."""
-    from boovae.run import load_trainer, save_samples
+    from boovae.run import SAMPLE_FILES, load_trainer, save_samples
 
+    if arguments.out.suffix not in SAMPLE_FILES:
+        raise InputError(f"--out {arguments.out}: samples become a picture (name it .png) or an array (.npy)")
     run, trainer = load_trainer(arguments.run, arguments.device)
     with run:
         if arguments.n < 1:
             raise InputError(f"--n is {arguments.n}; it must be at least 1")
         _check_choice(trainer, arguments.task, arguments.replica)
-        save_samples(trainer, arguments.out, arguments.task, arguments.n, arguments.replica)
+        save_samples(trainer, arguments.out, arguments.task, arguments.n, arguments.replica, arguments.seed)
     print(arguments.out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import threading
@@ -11,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from boovae.config import Settings, flag
 from boovae.errors import InputError, RunError
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Images in a sample grid.
 GRID_IMAGES = 64
+#: What samples may be written as.
+SAMPLE_FILES = (".png", ".npy")
 
 
 def train(
@@ -133,13 +138,19 @@ def warn(run: Run, said: set[str]) -> None:
 
 
 def save_samples(
-    trainer: Trainer, path: Path, task: int | None = None, count: int = GRID_IMAGES, replica: int = 0
+    trainer: Trainer, path: Path, task: int | None = None, count: int = GRID_IMAGES, replica: int = 0, seed: int = 0
 ) -> None:
-    """Write a grid of one replica's samples as PNG."""
+    """Write one replica's samples: a grid as PNG, or the images (n, height, width[, colours]) as a NumPy file."""
     from boovae.report.pictures import save_grid
 
-    images = generate(trainer, count, "grid", task)[replica]
-    save_grid(path, images.cpu().numpy(), trainer.shape, pixel_range=trainer.pixel_range)
+    purpose = f"grid {seed}" if seed else "grid"
+    images = generate(trainer, count, purpose, task)[replica].cpu().numpy()
+    if path.suffix == ".npy":
+        pixels, file = images.reshape(-1, *trainer.shape), io.BytesIO()
+        np.save(file, np.moveaxis(pixels, 1, -1) if pixels.ndim == 4 else pixels, allow_pickle=False)
+        write_file(path, file.getvalue())
+    else:
+        save_grid(path, images, trainer.shape, pixel_range=trainer.pixel_range)
 
 
 def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
