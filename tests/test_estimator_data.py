@@ -106,6 +106,18 @@ def test_the_likelihood_follows_the_first_task_unless_told() -> None:
         quick(likelihood="bernoulli").fit(grey() * 2)
 
 
+@pytest.mark.parametrize("net", ["mlp:8", "conv:4"])
+def test_a_wider_range_of_numbers_leaves_what_was_learned_where_it_is(net: str) -> None:
+    first = np.random.default_rng(0).normal(size=(60, 8, 8))
+    wider = first.copy()
+    wider[0] = 50.0
+    model = quick(net=net).fit(first)
+    model.set_params(learning_rate=1e-9, settings={"boo_steps": 0})
+    before = model.reconstruct(first)
+    np.testing.assert_allclose(model.partial_fit(wider).reconstruct(first), before, atol=1e-4)
+    assert model.trainer_.pixel_range[1] > 40
+
+
 LARGER = """
 import resource, sys
 import numpy as np

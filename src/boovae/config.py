@@ -51,6 +51,8 @@ class Settings:
     """Encoder and decoder: mlp:WIDTH, or conv:CHANNELS for pictures."""
     normalisation: Literal["group", "batch"] = "group"
     """Convolutional networks: channels are normalised in groups, or over the batch (the paper)."""
+    decoder_bounds: bool = True
+    """Convolutional networks: mean pixels keep to the range of pixels, or are free, for numbers that have no range."""
     latent_dim: int = 40
     """Dimension of the latent space."""
     likelihood: Literal["bernoulli", "normal", "logistic", "l1"] = "bernoulli"

@@ -75,6 +75,7 @@ def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, 
         "learning_rate": 3e-3 if small else 1e-3,
         "boo_steps": 10 if small else 100,
         "distill_latents": 50 if small else 250,
+        "decoder_bounds": grey,  # the range of other numbers grows from task to task, and may not move what is learned
     }
     given = {name: plain(parameters.get(name)) for name in OWN} | {name: plain(value) for name, value in others.items()}
     if given["likelihood"] in (None, "auto"):

@@ -85,7 +85,7 @@ class Trainer:
             self.shape,
             settings.latent_dim,
             settings.log_variance_range,
-            bounds=None if self.likelihood.logits else self.pixel_range,
+            bounds=self.pixel_range if settings.decoder_bounds and not self.likelihood.logits else None,
             normalisation=settings.normalisation,
         )
         nets = self.method.adapt(nets)
