@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
@@ -196,3 +198,14 @@ def test_progress_is_shown_when_asked_for(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().err == ""
     quick(verbose=1).fit(grey())
     assert "task 1/1" in capfd.readouterr().err
+
+
+def test_after_a_task_that_diverged_a_lower_learning_rate_learns() -> None:
+    data = grey() * 50
+    with pytest.warns(ConvergenceWarning, match="lower learning_rate"):
+        model = quick(epochs=12, learning_rate=1e8).fit(data)
+    before = model.score(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.set_params(learning_rate=1e-2).partial_fit(data)
+    assert model.score(data) > before + 1

@@ -195,6 +195,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         trainer = Trainer(settings, features.model_shape(self.image_shape_), extent, device=device, compile=compile)
         if before is not None:
             carry(before, trainer)
+            trainer.frozen[:] = False  # a task that diverged is no reason not to try the next, with a lower rate say
         return trainer
 
     def _check(self, parameters: dict[str, Any]) -> None:
