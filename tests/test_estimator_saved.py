@@ -107,3 +107,11 @@ def test_a_model_moves_to_the_gpu_and_back(digits: tuple[Array, Array], tmp_path
     home = BooVAE.load(tmp_path / "model", device="cpu")
     np.testing.assert_allclose(home.transform(some), model.transform(some), atol=1e-3)
     assert np.array_equal(model.to("cpu").score_samples(some), home.score_samples(some))
+
+
+def test_numbers_of_numpy_and_a_device_of_torch_can_be_saved(tmp_path: Path) -> None:
+    settings = {"boo_steps": np.int64(2), "distill_weight": np.float32(0.5), "boo_reencode": np.True_}
+    model = quick(settings=settings, device=torch.device("cpu")).fit(grey())
+    loaded = BooVAE.load(model.save(tmp_path / "model"), device="cpu")
+    assert loaded.settings == {"boo_steps": 2, "distill_weight": 0.5, "boo_reencode": True}
+    assert np.array_equal(loaded.score_samples(grey(1)), model.score_samples(grey(1)))

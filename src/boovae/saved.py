@@ -121,10 +121,11 @@ def _record(model: Any) -> dict[str, Any]:
     parameters = model.get_params(deep=False)
     if not isinstance(parameters["random_state"], numbers.Integral | None):
         parameters["random_state"] = model.trainer_.settings.seed  # a generator has no name
-    known = {name: plain(value) for name, value in parameters.items()}
+    known = {name: plain(value) for name, value in parameters.items()} | {"device": str(model.device)}
+    others = {name: plain(value) for name, value in (model.settings or {}).items()}
     scaling = model.scaling_
     return {
-        "parameters": known | {"settings": dict(model.settings) if model.settings else None},
+        "parameters": known | {"settings": others or None},
         "image_shape": list(model.image_shape_),
         "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])],
         "grey": scaling.grey,
