@@ -102,6 +102,8 @@ def test_the_likelihood_follows_the_first_task_unless_told() -> None:
     assert quick().fit(grey()).trainer_.settings.likelihood == "bernoulli"
     assert quick(likelihood="normal").fit(grey()).trainer_.settings.likelihood == "normal"
     assert quick().fit(grey() * 2).trainer_.settings.likelihood == "normal"
+    assert quick().fit(grey() - 1e-7).trainer_.settings.likelihood == "bernoulli"  # rounded
+    assert quick().fit((grey() - 0.5) * 1e-6).trainer_.settings.likelihood == "normal"  # small, not rounded
     with pytest.raises(InputError, match=r"likelihood='normal'"):
         quick(likelihood="bernoulli").fit(grey() * 2)
 

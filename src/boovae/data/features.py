@@ -24,7 +24,7 @@ from boovae.errors import InputError
 
 Rows = NDArray[Any]  # (n, D)
 
-#: Rounding that grey values may have beyond [0, 1].
+#: Rounding that grey values may have beyond [0, 1]; where none is near 1, that share of the largest below 0.
 SLACK = 1e-6
 #: Rows that are looked at at once where all of them may not fit into memory.
 BLOCK = 4096
@@ -50,7 +50,7 @@ class Scaling:
         if likelihood in ("bernoulli", "logistic"):
             unchanged.check(low, high)
             return unchanged
-        if likelihood == "auto" and -SLACK <= low <= high <= 1 + SLACK:
+        if likelihood == "auto" and -SLACK * high <= low <= high <= 1 + SLACK:
             return unchanged
         centre, scale = _moments(rows)
         # Below the rounding of the numbers themselves a feature is constant.
