@@ -32,7 +32,9 @@ def test_arrays_tensors_lists_bytes_and_batches_are_the_same_data() -> None:
     labelled = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.from_numpy(pixels), torch.zeros(60)), batch_size=16
     )
-    for same in (pixels, torch.from_numpy(pixels), torch.from_numpy(floats), floats.tolist(), batches(), labelled):
+    lists = (list(batch) for batch in batches())
+    tensors = torch.from_numpy(pixels)
+    for same in (pixels, tensors, torch.from_numpy(floats), floats.tolist(), batches(), labelled, lists):
         model = quick().fit(same)
         np.testing.assert_array_equal(model.score_samples(floats), truth)
     np.testing.assert_array_equal(model.score_samples(batches()), truth)

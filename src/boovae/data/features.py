@@ -180,9 +180,14 @@ def is_batches(data: object) -> TypeGuard[Iterable[Any]]:
 
 
 def without_labels(batch: Any) -> Any:
-    """Return the images of a batch (images, labels), as data loaders make them, or the batch itself."""
-    pair = isinstance(batch, (tuple, list)) and len(batch) > 0 and getattr(batch[0], "ndim", 0) > 1
-    return batch[0] if pair else batch
+    """Return the images of a batch (images, labels), as data loaders make them, or the batch itself.
+
+    More than two arrays of one shape are no images with labels: they are a list of pictures.
+    """
+    if not isinstance(batch, (tuple, list)) or not batch or getattr(batch[0], "ndim", 0) < 2:
+        return batch
+    pictures = len(batch) > 2 and all(getattr(part, "shape", None) == batch[0].shape for part in batch)
+    return batch if pictures else batch[0]
 
 
 def model_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
