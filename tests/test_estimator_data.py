@@ -83,6 +83,12 @@ def test_numbers_of_any_range_are_scored_in_their_own_units() -> None:
     assert (moved.sample(2000).std(0) < draws.std(0)).all()
 
 
+def test_numbers_far_from_zero_score_the_same_as_rows_and_as_pictures() -> None:
+    far = np.random.default_rng(0).normal(size=(60, 4, 2)) + 1.7e9  # float32 has steps of 128 there
+    rows = far.reshape(60, 8)
+    np.testing.assert_array_equal(quick().fit(far).score_samples(far), quick().fit(rows).score_samples(rows))
+
+
 def test_a_density_integrates_to_one() -> None:
     """Independent truth: one feature, all of its line; p(x) by importance sampling must add up to one."""
     x = np.random.default_rng(0).normal(2.0, 3.0, size=(200, 1))

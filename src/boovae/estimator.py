@@ -245,7 +245,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         array = data if table else as_numpy(data, "X")
         shape: tuple[int, ...] | None = None
         if array.ndim > 2:
-            shape, array = array.shape[1:], as_images(array, "X")
+            shape, array = array.shape[1:], as_images(array, "X", exact=True)
             array = array.reshape(len(array), -1)
         if shape is not None and not first:
             self._check_shape(shape)

@@ -21,8 +21,12 @@ IntArray = NDArray[np.int64]
 Held = float | int | None
 
 
-def as_images(array: ArrayLike | Tensor, where: str, shape: Sequence[int] | None = None) -> NDArray[Any]:
+def as_images(
+    array: ArrayLike | Tensor, where: str, shape: Sequence[int] | None = None, *, exact: bool = False
+) -> NDArray[Any]:
     """Return images as ``(n, *shape)``, uint8 if they were, else float32; colour is stored channels first.
+
+    With ``exact`` numbers that float32 does not hold stay float64.
 
     ``where`` names the argument in errors. Accepted are ``(n, features)``, ``(n, h, w)``, ``(n, h, w, c)``
     and, where the last axis cannot be the colour, ``(n, c, h, w)``. ``shape`` is the one wanted for an image.
@@ -34,7 +38,7 @@ def as_images(array: ArrayLike | Tensor, where: str, shape: Sequence[int] | None
     if images.dtype.kind not in "buif":
         raise InputError(f"{where}: images must be numbers, found {images.dtype}")
     if images.dtype != np.uint8:
-        images = images.astype(np.float32)
+        images = images.astype(np.result_type(images, np.float32) if exact else np.float32)
     if images.ndim < 2 or images.ndim > 4:
         raise InputError(
             f"{where}: images must be (n, features), (n, height, width) or (n, height, width, colours), "
