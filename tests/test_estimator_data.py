@@ -232,6 +232,10 @@ def test_bad_parameters_are_named_before_a_long_read() -> None:
             quick(**parameters).fit(endless())
     with pytest.raises(InputError, match="components was 4"):
         quick().fit(grey()).set_params(components=5).partial_fit(endless())
+    for name, value in (("normalisation", "batch"), ("flow_layers", 2), ("flow_width", 16)):
+        flow = quick(method="boo-flow").fit(grey())
+        with pytest.raises(InputError, match=f"{name} was .*; it cannot change between tasks"):
+            flow.set_params(settings={name: value}).partial_fit(endless())
 
 
 def test_a_fit_that_fails_leaves_the_model_as_it_was() -> None:

@@ -22,7 +22,10 @@ FOREIGN = (
     *("replicas", "seed", "generated"),
 )
 #: What a model is made of; it cannot change from one task to the next.
-FIXED = ("latent_dim", "components", "method", "net", "likelihood", "log_variance_range", "prior")
+FIXED = (
+    *("latent_dim", "components", "method", "net", "normalisation", "likelihood", "log_variance_range", "prior"),
+    *("flow_layers", "flow_width"),
+)
 #: With fewer images than this a task gets the settings for small data, those of the embedded digits.
 SMALL = 1000
 SMALL_EPOCHS = 70
