@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 from boovae import BooVAE
 from boovae.errors import InputError
+from boovae.extend import extend
 from quick_estimator import Array, grey, quick
 
 
@@ -115,3 +116,9 @@ def test_numbers_of_numpy_and_a_device_of_torch_can_be_saved(tmp_path: Path) -> 
     loaded = BooVAE.load(model.save(tmp_path / "model"), device="cpu")
     assert loaded.settings == {"boo_steps": 2, "distill_weight": 0.5, "boo_reencode": True}
     assert np.array_equal(loaded.score_samples(grey(1)), model.score_samples(grey(1)))
+
+
+def test_the_command_line_says_that_a_saved_model_goes_on_in_python(tmp_path: Path) -> None:
+    folder = quick().fit(grey()).save(tmp_path / "model")
+    with pytest.raises(InputError, match=r"saved estimator.*BooVAE\.load\(.*\.partial_fit"):
+        extend(folder, "digits", device="cpu")

@@ -99,6 +99,11 @@ def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None)
     """Find out what is to be done, or refuse it."""
     log = _log(run)
     head, extensions = log[0], [event for event in log if event["event"] == "extend"]
+    if "estimator" in head:
+        raise InputError(
+            f"{run.folder} is a saved estimator, which goes on in Python: "
+            f"BooVAE.load({str(run.folder)!r}).partial_fit(images).save({str(run.folder)!r})"
+        )
     begun = _begun(run, log, extensions)
     _check_same(run.folder, begun, source, name)
     past = recall(run.settings, head, extensions, data_dir, download=source is None)
