@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,6 +171,7 @@ def test_a_task_larger_than_memory_is_learned_from_batches() -> None:
         ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"likelihood": "gauss"}, "unknown likelihood"),
         ({"validation_fraction": 1.0}, "validation_fraction"),
+        ({"validation_fraction": None}, "validation_fraction is None"),
         ({"compile": "yes"}, "compile"),
         ({"device": "tpu"}, "device tpu is unknown"),
         ({"random_state": "x"}, "random_state is 'x'; it must be a whole number"),
@@ -179,6 +181,7 @@ def test_a_task_larger_than_memory_is_learned_from_batches() -> None:
         ({"settings": {"replicas": 3}}, "no meaning"),
         ({"settings": {"borders": [20]}}, "no meaning"),
         ({"settings": {"boo_stops": 3}}, "did you mean 'boo_steps'"),
+        ({"settings": {3: 4}}, "unknown setting '3'"),
     ],
 )
 def test_bad_parameters_are_named_before_any_work(parameters: dict[str, Any], words: str) -> None:
@@ -215,6 +218,8 @@ def test_bad_data_are_named_and_leave_the_model_as_it_was() -> None:
         (lambda: BooVAE.load("nowhere"), "`boovae train --out nowhere` makes one"),
         (lambda: model.inverse_transform(np.zeros((2, 5))), "5 latent dimensions, but the model has 3"),
         (lambda: model.set_params(latent_dim=5).partial_fit(grey()), "latent_dim was 3"),
+        (lambda: copy.copy(model).set_params(samples=0).score(grey()), "samples is 0"),
+        (lambda: copy.copy(model).set_params(samples=2.5).score(grey()), "samples is 2.5"),
     ):
         with pytest.raises(InputError, match=words):
             call()

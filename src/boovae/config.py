@@ -283,7 +283,7 @@ def from_mapping(values: Mapping[str, Any]) -> Settings:
     known = {field.name for field in fields(Settings)}
     for name in values:
         if name not in known:
-            raise unknown_name("setting", name, known)
+            raise unknown_name("setting", str(name), known)
     checked = {name: _typed(name, value) for name, value in values.items() if value is not None}
     return replace(Settings(), **checked)
 

@@ -39,8 +39,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
 
     if parameters["likelihood"] not in (known := ("auto", "bernoulli", "normal", "logistic")):
         raise unknown_name("likelihood", str(parameters["likelihood"]), known)
-    if not 0 <= (share := parameters["validation_fraction"]) < 1:
-        raise InputError(f"validation_fraction is {share}; it must be at least 0 and under 1")
+    share = parameters["validation_fraction"]
+    if not isinstance(share, numbers.Real) or not 0 <= share < 1:
+        raise InputError(f"validation_fraction is {share!r}; it must be a number of at least 0 and under 1")
     if parameters["compile"] not in (True, False, "auto"):
         raise InputError(f"compile is {parameters['compile']!r}; it must be True, False or 'auto'")
     if not isinstance(others := parameters["settings"], (Mapping, NoneType)):
@@ -90,6 +91,13 @@ def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, 
 def plain(value: Any) -> Any:
     """Return NumPy's numbers, which searches over parameters make, as Python's."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def at_least_one(name: str, value: Any) -> int:
+    """Return a whole number of at least 1, or refuse the argument of this name."""
+    if not isinstance(value, numbers.Integral) or value < 1:
+        raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    return int(value)
 
 
 def check_same_model(before: Settings, now: Settings) -> None:

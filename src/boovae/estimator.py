@@ -27,7 +27,7 @@ from boovae.data import features
 from boovae.data.arrays import as_images, as_numpy
 from boovae.data.features import Rows, Scaling
 from boovae.data.tasks import Split, Task
-from boovae.defaults import check_parameters, check_same_model, python_names, task_settings
+from boovae.defaults import at_least_one, check_parameters, check_same_model, python_names, task_settings
 from boovae.detect import Trial
 from boovae.errors import InputError
 from boovae.inspect import Component, components, has_components
@@ -289,12 +289,11 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         here gives others.
         """
         self._check_learned()
-        if not isinstance(n, numbers.Integral) or n < 1:
-            raise InputError(f"n is {n!r}; it must be a whole number of at least 1")
+        count = at_least_one("n", n)
         self._check_task(task)
         state = check_random_state(self.random_state if random_state is None else random_state)
         seed = state.randint(2**31 - 1)
-        images = generate(self.trainer_, int(n), f"estimator {seed}", task)[0]
+        images = generate(self.trainer_, count, f"estimator {seed}", task)[0]
         if noise:
             draw = Draw("uniform", tuple(images.shape))
             uniform = Generators([seed], images.device).draw(draw, "estimator noise")[0]
@@ -308,10 +307,10 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         """
         if features.is_batches(X):
             return np.concatenate([self.score_samples(features.without_labels(batch), task) for batch in X])
-        x = self._tensor(X)
+        x, samples = self._tensor(X), at_least_one("samples", self.samples)
         view = self._view(task)
         owners = None if task is None else torch.full((len(x),), task, device=x.device)
-        result = log_likelihood(view, x, int(self.samples), tasks=owners, fixed=True)
+        result = log_likelihood(view, x, samples, tasks=owners, fixed=True)
         scores: NDArray[np.float64] = result.own[0].double().cpu().numpy()
         return scores - self.scaling_.log_scale
 
