@@ -306,7 +306,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         An image's score is the same, bit for bit, whatever other images are scored with it.
         """
         if features.is_batches(X):
-            return np.concatenate([self.score_samples(features.without_labels(batch), task) for batch in X])
+            return features.of_each(lambda batch: self.score_samples(batch, task), X)
         x, samples = self._tensor(X), at_least_one("samples", self.samples)
         view = self._view(task)
         owners = None if task is None else torch.full((len(x),), task, device=x.device)
@@ -321,7 +321,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
     def transform(self, X: Data, task: int | None = None) -> Array:  # noqa: N803
         """Return the means (n, latent_dim) of q(z | x)."""
         if features.is_batches(X):
-            return np.concatenate([self.transform(features.without_labels(batch), task) for batch in X])
+            return features.of_each(lambda batch: self.transform(batch, task), X)
         return self._mapped(lambda model, x: model.posterior(x).mean, self._tensor(X), task).cpu().numpy()
 
     def inverse_transform(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -177,6 +177,14 @@ def is_batches(data: object) -> TypeGuard[Iterable[Any]]:
     arrays = (np.ndarray, Tensor, Sequence, Mapping, str, bytes)
     like_arrays = ("__array__", "__array_interface__", "__dataframe__", "shape")
     return isinstance(data, Iterable) and not (isinstance(data, arrays) or any(hasattr(data, n) for n in like_arrays))
+
+
+def of_each(function: Callable[[Any], NDArray[Any]], batches: Iterable[Any]) -> NDArray[Any]:
+    """Return what a function makes of the images of each batch, one after another."""
+    parts = [function(without_labels(batch)) for batch in batches]
+    if not parts:
+        raise InputError("X has no batches; a generator can be read once: make it anew for every call")
+    return np.concatenate(parts)
 
 
 def without_labels(batch: Any) -> Any:
