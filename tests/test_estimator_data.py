@@ -51,6 +51,14 @@ def test_images_come_back_in_the_shape_they_came_in(shape: tuple[int, ...]) -> N
     assert model.transform(grey(1, 9, shape)).shape == (9, 3)
 
 
+@pytest.mark.filterwarnings("error")
+def test_latents_that_may_not_be_changed_are_decoded_without_a_warning() -> None:
+    model = quick().fit(grey())
+    latents = model.transform(grey(1))
+    latents.flags.writeable = False  # as those of a table are, and those of a file in memory
+    assert np.array_equal(model.inverse_transform(latents), model.reconstruct(grey(1)))
+
+
 def test_colours_stay_where_they_are() -> None:
     images = np.zeros((60, 5, 4, 3))
     images[..., 0] = 0.9  # red

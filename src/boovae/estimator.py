@@ -330,7 +330,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         latents = check_array(as_numpy(X, "X"), dtype=np.float32, input_name="X")
         if latents.shape[1] != (wanted := self.trainer_.settings.latent_dim):
             raise InputError(f"X has {latents.shape[1]} latent dimensions, but the model has {wanted}")
-        return self._images(self._mapped(VAE.images, torch.from_numpy(latents).to(self.trainer_.device), task))
+        return self._images(self._mapped(VAE.images, torch.tensor(latents, device=self.trainer_.device), task))
 
     def reconstruct(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
         """Return what the model makes of images: the mean images at their latent means."""
