@@ -78,6 +78,12 @@ def test_what_needs_pictures_takes_pictures_and_refuses_rows(parameters: dict[st
         quick(epochs=1, **parameters).fit(grey(shape=(64,)))
 
 
+def test_few_first_images_of_a_stream_are_enough_for_batch_normalisation() -> None:
+    settings = {"boo_steps": 1, "normalisation": "batch"}
+    model = quick(net="conv:2", detect_tasks=True, detect_first=16, settings=settings)
+    assert model.fit(grey(count=20, shape=(8, 8))).n_tasks_ == 1
+
+
 def test_numbers_of_any_range_are_scored_in_their_own_units() -> None:
     x = np.random.default_rng(0).normal(size=(300, 3))
     scale, shift = np.array([1e-3, 1.0, 1e4]), np.array([5.0, 0.0, -1e5])

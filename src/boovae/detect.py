@@ -222,7 +222,8 @@ class Trial:
 
 def shortened(settings: Settings, images: int) -> Settings:
     """Return the settings with fewer epochs, and batches small enough for some steps on so few images."""
-    batch = max(1, min(settings.batch_size, images // STEPS))
+    least = 2 if settings.normalisation == "batch" else 1
+    batch = max(least, min(settings.batch_size, images // STEPS))
     return replace(settings, epochs=min(settings.epochs, EPOCHS), batch_size=batch, schedule="cosine")
 
 
