@@ -40,7 +40,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     if parameters["likelihood"] not in (known := ("auto", "bernoulli", "normal", "logistic")):
         raise unknown_name("likelihood", str(parameters["likelihood"]), known)
     share = parameters["validation_fraction"]
-    if not isinstance(share, numbers.Real) or not 0 <= share < 1:
+    if not isinstance(share, numbers.Real) or not 0 <= float(share) < 1:
         raise InputError(f"validation_fraction is {share!r}; it must be a number of at least 0 and under 1")
     if parameters["compile"] not in (True, False, "auto"):
         raise InputError(f"compile is {parameters['compile']!r}; it must be True, False or 'auto'")
