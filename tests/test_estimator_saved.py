@@ -118,7 +118,27 @@ def test_numbers_of_numpy_and_a_device_of_torch_can_be_saved(tmp_path: Path) -> 
     assert np.array_equal(loaded.score_samples(grey(1)), model.score_samples(grey(1)))
 
 
-def test_the_command_line_says_that_a_saved_model_goes_on_in_python(tmp_path: Path) -> None:
+def test_a_run_on_black_and_white_pixels_does_not_go_on_with_grey_ones(tmp_path: Path) -> None:
+    from boovae.data import load_stream
+    from boovae.run import train
+    from conftest import tiny
+
+    stream = load_stream("digits", limit=24, binarize="dynamic")
+    settings = tiny(replicas=1, tasks=1, method="boo+distill", binarize="dynamic")
+    model = BooVAE.load(train(settings, stream, tmp_path / "run", metrics=()), device="cpu")
+    assert model.sample(2).shape == (2, 8, 8)
+    with pytest.raises(InputError, match="black and white pixels: it goes on with `boovae extend RUN`"):
+        model.partial_fit(stream[1].train.images.view(-1, 8, 8))
+
+
+def test_the_command_line_says_that_a_saved_model_goes_on_in_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from boovae.cli import main
+
     folder = quick().fit(grey()).save(tmp_path / "model")
+    with pytest.raises(SystemExit):
+        main(["eval", str(folder)])
+    assert "a saved estimator keeps none; in Python `BooVAE.load(...).score(images)`" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"saved estimator.*BooVAE\.load\(.*\.partial_fit"):
         extend(folder, "digits", device="cpu")

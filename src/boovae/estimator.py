@@ -209,6 +209,8 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         trainer = Trainer(settings, PICTURE)
         if before is not None:
             check_same_model(before.settings, settings)
+            if before.binarize != "none":
+                raise InputError("this model learned black and white pixels: it goes on with `boovae extend RUN`")
         if self.detect_tasks:
             Trial(trainer)  # knows whether its method can find tasks
 
