@@ -84,6 +84,12 @@ def test_few_first_images_of_a_stream_are_enough_for_batch_normalisation() -> No
     assert model.fit(grey(count=20, shape=(8, 8))).n_tasks_ == 1
 
 
+def test_what_training_refuses_speaks_of_parameters_not_of_flags() -> None:
+    one = np.random.default_rng(0).random((1, 32, 32, 3))
+    with pytest.raises(InputError, match=r"use normalisation group, or a larger batch_size"):
+        quick(net="conv:4", settings={"normalisation": "batch"}, validation_fraction=0.0).fit(one)
+
+
 def test_numbers_of_any_range_are_scored_in_their_own_units() -> None:
     x = np.random.default_rng(0).normal(size=(300, 3))
     scale, shift = np.array([1e-3, 1.0, 1e4]), np.array([5.0, 0.0, -1e5])

@@ -99,8 +99,8 @@ class Tune(Configured, Settings):
     """Seeds for each value."""
     recipe: Path | None = None
     """TOML file into which the winner is written, in the section of the method."""
-    compile: bool = False
-    """Compile the training step (torch.compile)."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the training step (torch.compile): faster steps after some ten seconds."""
     json: bool = False
     """Print the scores as JSON."""
 

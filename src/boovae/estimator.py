@@ -168,7 +168,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
         with python_names():
             trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
-        with closing(make_display(quiet=not self.verbose)) as display:
+        with python_names(), closing(make_display(quiet=not self.verbose)) as display:
             watcher = Watcher(display)
             display.task(index, index + 1, task.name, trainer.settings.epochs)
             trainer.learn(task, watcher)

@@ -20,7 +20,7 @@ import torch
 from boovae.config import Settings, from_mapping, toml_value
 from boovae.errors import InputError
 from boovae.files import TEXT_BYTES, read_file, write_file
-from boovae.machine import matmul_precision
+from boovae.machine import compiles, matmul_precision
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Watch
 from boovae.run import planned_tasks
@@ -61,7 +61,7 @@ def search(
     *,
     seeds: int = 2,
     device: torch.device,
-    compile: bool = False,
+    compile: str = "auto",
     display: Display,
 ) -> list[Trial]:
     """Train every value on the planned tasks, all at once, and score it on their validation images."""
@@ -76,7 +76,7 @@ def search(
         stream.pixel_range,
         binarize=stream.binarize,
         device=device,
-        compile=compile,
+        compile=compiles(compile, sum(len(task.train.images) for task in planned), settings, device),
         seeds=[settings.seed + seed for _ in values for seed in range(seeds)],
         candidates={setting: [value for value in values for _ in range(seeds)]},
     )
