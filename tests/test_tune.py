@@ -70,7 +70,11 @@ def test_a_recipe_keeps_what_else_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("epochs = 3\n", "'epochs' is no section"), ("[ewc\n", "one per method"), ("[ewc]\nnothing = 1\n", "nothing")],
+    [
+        ("epochs = 3\n", "'epochs' is no section"),
+        ("[ewc\n", "recipe.toml (--recipe): Expected ']'"),
+        ("[ewc]\nnothing = 1\n", "nothing"),
+    ],
 )
 def test_a_recipe_that_cannot_take_the_winner_is_refused_before_training(
     text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

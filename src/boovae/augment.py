@@ -1,16 +1,59 @@
-"""Changes of the training images, drawn anew for every step; random numbers come in as tensors."""
+"""Changes of the training images, drawn anew for every step; random numbers come in as tensors.
+
+The trainer knows three functions: `check` refuses what makes no sense, `draws` names the random tensors of a step, and
+`changed` applies them.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from boovae.config import Settings
+from boovae.errors import InputError
+from boovae.training.randomness import Draw
 
 #: How bright red, green and blue look (ITU-R BT.601), as picture libraries turn colours to grey.
 GREY = (0.299, 0.587, 0.114)
 
 #: The share of images that `deform` changes, and how far it moves them in units of their strength.
 DEFORMED, SHIFT = 0.7, 0.6
+
+
+def check(settings: Settings, shape: tuple[int, ...], binarize: str) -> None:
+    """Refuse changes that images of this shape cannot undergo, or that leave grey what must be black and white."""
+    colour = len(shape) == 3 and shape[0] == 3
+    for name, wanted, fits in (("jitter", "colour images", colour), ("deform", "pictures", len(shape) > 1)):
+        strength = getattr(settings, name)
+        if strength > 0 and not fits:
+            raise InputError(f"--{name} {strength:g} needs {wanted}, these have shape {shape}; set it to 0")
+        if strength > 0 and binarize == "threshold":
+            raise InputError(f"--{name} makes grey pixels, --binarize threshold leaves none: use --binarize dynamic")
+
+
+def draws(settings: Settings, batch_size: int) -> dict[str, Draw]:
+    """Return the random tensors of one step of one replica."""
+    found: dict[str, Draw] = {}
+    if settings.deform > 0:
+        found |= {"deform": Draw("normal", (batch_size, 6)), "deformed": Draw("uniform", (batch_size,))}
+    if settings.jitter > 0:
+        found["jitter"] = Draw("uniform", (batch_size, 3))
+    return found
+
+
+def changed(
+    x: Tensor, batch: Mapping[str, Any], settings: Settings, shape: tuple[int, ...], pixel_range: tuple[float, float]
+) -> Tensor:
+    """Return images (B, D) changed by the random tensors that `batch` holds; as they are where it holds none."""
+    if "deform" in batch:
+        x = deform(x, batch["deform"], batch["deformed"], settings.deform, shape, pixel_range)
+    if "jitter" in batch:
+        x = colour_jitter(x, batch["jitter"], settings.jitter, shape, pixel_range)
+    return x
 
 
 def colour_jitter(
@@ -54,9 +97,9 @@ def deform(
     matrix, shift = normal[:, :4].reshape(-1, 1, 1, 2, 2), normal[:, 4:].reshape(-1, 1, 1, 2)
     # Sums instead of a matrix product: that one may be rounded to ten bits on a GPU.
     places = places + strength * ((matrix * places[..., None, :]).sum(-1) + SHIFT * shift)  # (B, H, W, 2)
-    picture = ((x - low) / (high - low)).reshape(len(x), -1, height, width)
-    moved = F.grid_sample(picture, places, align_corners=False).clamp(0, 1).flatten(1)
-    return torch.where(uniform[:, None] < DEFORMED, low + (high - low) * moved, x)
+    # What lies outside counts as 0, so the darkest pixel has to be that, too.
+    moved = low + F.grid_sample((x - low).reshape(len(x), -1, height, width), places, align_corners=False).flatten(1)
+    return torch.where(uniform[:, None] < DEFORMED, moved.clamp(low, high), x)
 
 
 def _grey(picture: Tensor) -> Tensor:

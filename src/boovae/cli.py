@@ -141,8 +141,7 @@ def evaluate(arguments: Eval) -> None:
         if not any(tasks):
             why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
             raise InputError(f"no image that {arguments.run} has learned is at hand: {why}")
-        given = {name: getattr(arguments, name) for name in ("samples", "generated")}
-        changed = {name: value for name, value in given.items() if value is not None}
+        changed = {name: value for name in ("samples", "generated") if (value := getattr(arguments, name)) is not None}
         trainer.settings = dataclasses.replace(trainer.settings, **changed)
         if past.missing:
             display.note(past.explain())

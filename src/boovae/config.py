@@ -320,14 +320,14 @@ def _is(wanted: type, value: Any) -> bool:
     return isinstance(value, (int, float)) if wanted is float else isinstance(value, wanted)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read settings from a TOML file."""
+def read_toml(path: Path, named_by: str = "--config") -> dict[str, Any]:
+    """Read settings from a TOML file, which a flag has named."""
     try:
         return tomllib.loads(read_file(path, TEXT_BYTES).decode("utf-8"))
     except FileNotFoundError:
-        raise InputError(f"no such configuration file: {path} (--config)") from None
+        raise InputError(f"no such configuration file: {path} ({named_by})") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the configuration {path} (--config): {error}") from error
+        raise InputError(f"cannot read the configuration {path} ({named_by}): {error}") from error
 
 
 def to_toml(settings: Settings) -> str:

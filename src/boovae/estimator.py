@@ -166,9 +166,8 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         index = 0 if first else self.trainer_.tasks_done
         train, valid = features.divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
-        with python_names():
-            trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
         with python_names(), closing(make_display(quiet=not self.verbose)) as display:
+            trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
             watcher = Watcher(display)
             display.task(index, index + 1, task.name, trainer.settings.epochs)
             trainer.learn(task, watcher)

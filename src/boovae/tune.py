@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from boovae.config import Settings, from_mapping, toml_value
+from boovae.config import Settings, from_mapping, read_toml, toml_value
 from boovae.errors import InputError
-from boovae.files import TEXT_BYTES, read_file, write_file
+from boovae.files import write_file
 from boovae.machine import compiles, matmul_precision
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Watch
@@ -103,14 +102,11 @@ def read_recipe(path: Path | None) -> dict[str, dict[str, Any]]:
     """Return the sections of a recipe file, settings by method; none where there is no file yet."""
     if path is None or not path.exists():
         return {}
-    try:
-        sections = tomllib.loads(read_file(path, TEXT_BYTES).decode("utf-8"))
-        for name, section in sections.items():
-            if not isinstance(section, dict):
-                raise ValueError(f"'{name}' is no section")
-            from_mapping(section)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"--recipe {path} must hold sections of settings, one per method: {error}") from error
+    sections: dict[str, dict[str, Any]] = read_toml(path, "--recipe")
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise InputError(f"--recipe {path} must hold sections of settings, one per method: '{name}' is no section")
+        from_mapping(section)
     return sections
 
 

@@ -86,5 +86,5 @@ def _spread(axes: Axes) -> None:
     end = 100 + MARGIN
     axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(end - a, 1e-9)), lambda v: end - np.exp(-v)))
     axes.set_ylim(max(0.0, low), min(high, 100.0))
-    axes.set_yticks([tick for tick in TICKS if low <= tick <= high], minor=False)
-    axes.set_yticklabels([f"{tick:g}" for tick in TICKS if low <= tick <= high])
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])

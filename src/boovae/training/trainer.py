@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boovae.augment import colour_jitter, deform
+from boovae import augment
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.likelihoods import make_likelihood
@@ -55,13 +55,7 @@ class Trainer:
         self.device = torch.device(device)
         self.compile = compile
         self.likelihood = make_likelihood(settings.likelihood, pixel_range)
-        if settings.jitter > 0 and (len(shape) != 3 or shape[0] != 3):
-            raise InputError(f"--jitter {settings.jitter:g} needs colour images, these have shape {shape}; set it to 0")
-        if settings.deform > 0 and len(shape) < 2:
-            raise InputError(f"--deform {settings.deform:g} needs pictures, these have shape {shape}; set it to 0")
-        if max(settings.jitter, settings.deform) > 0 and binarize == "threshold":
-            changed = "--deform" if settings.deform > 0 else "--jitter"
-            raise InputError(f"{changed} makes grey pixels, --binarize threshold leaves none: use --binarize dynamic")
+        augment.check(settings, shape, binarize)
         self.method = make_method(settings)
         self.method.compare(candidates or {})
         self.replicas = Replicas(self.build, seeds or settings.seeds, self.device)
@@ -102,11 +96,7 @@ class Trainer:
 
     def objective(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return the terms of one replica's loss: the weighted negative ELBO and the method's penalties."""
-        x, weight = batch["x"], batch["weight"]
-        if "deform" in batch:
-            x = deform(x, batch["deform"], batch["deformed"], self.settings.deform, self.shape, self.pixel_range)
-        if "jitter" in batch:
-            x = colour_jitter(x, batch["jitter"], self.settings.jitter, self.shape, self.pixel_range)
+        x, weight = augment.changed(batch["x"], batch, self.settings, self.shape, self.pixel_range), batch["weight"]
         if "pixels" in batch:  # last: what was changed must be black and white in the end, as the test images are
             x = (batch["pixels"] < x).to(x.dtype)
         with self.method.perturbed(model, batch):
@@ -121,11 +111,8 @@ class Trainer:
         draws = {"latent": Draw("normal", (batch_size, self.settings.latent_dim))}
         if training and self.binarize == "dynamic":
             draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
-        if training and self.settings.jitter > 0:
-            draws["jitter"] = Draw("uniform", (batch_size, 3))
-        if training and self.settings.deform > 0:
-            draws |= {"deform": Draw("normal", (batch_size, 6)), "deformed": Draw("uniform", (batch_size,))}
         if training:
+            draws |= augment.draws(self.settings, batch_size)
             draws |= self.method.training_draws(batch_size)
         return draws | self.method.draws(batch_size)
 
