@@ -54,13 +54,16 @@ class Bayesian(nn.Module, ABC):
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the mean weights, or draw the outputs with the noise at hand."""
-        mean = self.product(input, self.weight, self.bias)
         if self.noise is None:
-            return mean
+            return self.product(input, self.weight, self.bias)
         noise, self.noise = self.noise, None
-        bias = None if self.bias_log_variance is None else self.bias_log_variance.exp()
-        variance = self.product(input.square(), self.weight_log_variance.exp(), bias)
+        bias_variance = None if self.bias_log_variance is None else self.bias_log_variance.exp()
+        mean, variance = self.moments(input, self.weight_log_variance.exp(), bias_variance)
         return mean + variance.clamp_min(SMALLEST_VARIANCE).sqrt() * noise
+
+    def moments(self, x: Tensor, weight_variance: Tensor, bias_variance: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the outputs for inputs x."""
+        return self.product(x, self.weight, self.bias), self.product(x.square(), weight_variance, bias_variance)
 
 
 class BayesianLinear(Bayesian, nn.Linear):
@@ -69,6 +72,13 @@ class BayesianLinear(Bayesian, nn.Linear):
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W' + b."""
         return F.linear(x, weight, bias)
+
+    def moments(self, x: Tensor, weight_variance: Tensor, bias_variance: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return both for inputs x (B, in) by one product of pairs: on a GPU small products cost by their number."""
+        both = torch.stack([x, x.square()]) @ torch.stack([self.weight, weight_variance]).mT
+        if bias_variance is not None:
+            both = both + torch.stack([self.bias, bias_variance]).unsqueeze(1)
+        return both[0], both[1]
 
 
 class BayesianConv2d(Bayesian, nn.Conv2d):

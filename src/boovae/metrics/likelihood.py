@@ -76,7 +76,7 @@ def log_likelihood(
     model = replicas.model
     # Floats that one sample of one image takes; a component's density is computed in float64.
     row = _widest(model, images.shape[1]) + 4 * model.prior.components
-    per_chunk = max(1, min(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row)))
+    per_chunk = _even(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
     results = []
@@ -118,6 +118,16 @@ def log_likelihood_of_each_task(
         results.append(_stream(replicas, tensors, image.unsqueeze(0), owners, noise, per_chunk, _weigh))
     total, own, squares = (torch.stack(parts) for parts in zip(*results, strict=True))
     return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp())
+
+
+def _even(samples: int, most: int) -> int:
+    """Return how many samples to take at once, `most` at most: if possible so that all chunks are alike.
+
+    Every other length of the last chunk is compiled once more.
+    """
+    most = max(1, min(samples, most))
+    divisor = next(size for size in range(most, 0, -1) if samples % size == 0)
+    return divisor if 2 * divisor >= most else most
 
 
 def _noise(samples: int, latent_dim: int, seed: int, device: torch.device) -> Tensor:

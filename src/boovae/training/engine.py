@@ -136,7 +136,8 @@ class Engine:
         block = {"order": order, **noise}
         if not self.captures:
             for step in range(order.shape[1]):
-                self._step({name: tensor[:, step] for name, tensor in block.items()})
+                # Copied, for compiled code asks for the same strides in a block of any length.
+                self._step({name: tensor[:, step].contiguous() for name, tensor in block.items()})
             return
         self._fill(block)
         if self._graph is None:
