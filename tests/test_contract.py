@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from boovae.data import Split, Stream, Task
 from boovae.distributions import DiagonalNormal
 from boovae.methods import METHODS, Method, TaskImages, make_method, register
+from boovae.training.engine import BLOCK
 from boovae.training.events import Event
 from boovae.training.replicas import Replicas
 from boovae.training.trainer import Trainer
@@ -226,6 +228,28 @@ def test_a_step_is_compiled_once_it_has_its_final_form(digits: Stream, monkeypat
         assert (calls > 0) == first, method
         trainer.learn(digits[1], Recorder())
         assert calls > 0, method
+
+
+@pytest.mark.parametrize("method", ["standard", "boo+distill"])
+def test_compiled_code_sees_one_form_of_a_step(method: str, digits: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of another length, the last of an epoch, must not be compiled anew."""
+    forms = set()
+
+    def compiled(function: Any, **options: Any) -> Any:
+        def seen(*arguments: Any) -> Any:
+            leaves = [leaf for leaf in tree_flatten(arguments)[0] if isinstance(leaf, Tensor)]
+            forms.add(tuple((leaf.shape, leaf.stride()) for leaf in leaves))
+            return function(*arguments)
+
+        return seen
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    trainer = Trainer(tiny(method=method, batch_size=1, replicas=2), digits.shape, compile=True)
+    for task in digits[:2]:
+        trainer.learn(task, Recorder())
+    assert trainer.engine.steps_per_epoch > BLOCK
+    assert trainer.engine.steps_per_epoch % BLOCK
+    assert len(forms) == 1
 
 
 @pytest.mark.parametrize("method", ["joint", "scratch"])

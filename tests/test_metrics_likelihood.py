@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -246,6 +247,26 @@ def test_scores_do_not_depend_on_how_the_work_is_cut(
     cut = log_likelihood(replicas, images, 57)
     torch.testing.assert_close(cut.log_prob, whole.log_prob, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(cut.effective_samples, whole.effective_samples, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "most", "sizes"), [(50, 20, {10}), (50, 25, {25}), (57, 20, {19}), (53, 20, {20, 13})]
+)
+def test_samples_come_in_equal_chunks_where_they_can(
+    samples: int, most: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of another length is compiled once more; a prime number of samples cannot be helped."""
+    replicas, images, seen = small_replicas("normal"), grey_images(), set()
+
+    def weigh(*arguments: Any) -> Any:
+        seen.add(len(arguments[-1]))
+        return kept(*arguments)
+
+    kept = module._weigh
+    monkeypatch.setattr(module, "_weigh", weigh)
+    monkeypatch.setattr(module, "CHUNK_BYTES", {"cpu": 4 * most * len(images) * PIXELS})
+    log_likelihood(replicas, images, samples)
+    assert seen == sizes
 
 
 @pytest.mark.parametrize("chunk", [4, 1024])
