@@ -25,7 +25,7 @@ from boovae.vae import VAE
 #: Bytes that one chunk of decoder outputs may take: the GPU wants long kernels, the CPU what fits its cache.
 CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
 #: Images per chunk at most; a power of two keeps the shapes the same from task to task.
-IMAGE_CHUNK = 1024
+IMAGE_CHUNK = 512
 #: Images per chunk where an image must get the same bits in any company: always so many, filled up with nothing.
 FIXED_CHUNK = {"cuda": 1024, "cpu": 32}
 

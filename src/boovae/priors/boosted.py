@@ -95,8 +95,15 @@ class TaskMixture(Prior):
     def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-density at latents z (n, s, L) under the whole mixture and under each image's own task's."""
         log_masses, log_weights, stored = self._filled(encoder)
-        own = DiagonalMixture(log_weights[tasks], stored.mean[tasks], stored.log_variance[tasks])
-        return _flat(log_masses.unsqueeze(1) + log_weights, stored).log_prob(z), own.log_prob(z)
+        mixture = _flat(log_masses.unsqueeze(1) + log_weights, stored)
+        scores = mixture.component_log_probs(z)  # (n, s, T K)
+        count = log_weights.shape[-1]
+        columns = tasks.unsqueeze(-1) * count + torch.arange(count, device=tasks.device)  # (n, K)
+        own = scores.gather(-1, columns.unsqueeze(-2).expand(*scores.shape[:-1], count))
+        return (
+            torch.logsumexp(scores + mixture.log_weights, -1),
+            torch.logsumexp(own + log_weights[tasks].unsqueeze(-2), -1),
+        )
 
     def _filled(self, encoder: Encoder) -> tuple[Tensor, Tensor, DiagonalNormal]:
         """Return masses, weights and Gaussians of finished tasks; compiled code keeps the empty rows and its shapes."""
