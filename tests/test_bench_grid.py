@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from bench_parts import GIVEN, made_up
 from boovae.cli import main
 from boovae.config import Settings, folder_name, resolve
 from boovae.errors import InputError
-from boovae.experiments import grid
+from boovae.experiments import bench, grid
 from boovae.experiments.grid import Cell, Variant, open_folder, plan, read_summary
 from boovae.experiments.paper import METHODS
 from boovae.recall import load_data
@@ -92,6 +93,27 @@ def test_bad_input_is_refused_before_any_work(
     assert left.value.code == 2
     assert complaint in capsys.readouterr().err
     assert not list(tmp_path.glob("cells/*-*"))
+
+
+def cells_of(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> list[Cell]:
+    """Return the cells that a command would run."""
+    found: list[Cell] = []
+
+    def run(arguments: object, request: object, cells: Sequence[Cell]) -> dict[str, str]:
+        found.extend(cells)
+        return {}
+
+    monkeypatch.setattr(bench, "_run", run)
+    main(["bench", *words, "--out", str(folder / "cells"), "--results", str(folder / "results")])
+    return found
+
+
+def test_quick_leaves_alone_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text("epochs = 3\nsamples = 7\n")
+    (cell,) = cells_of(monkeypatch, tmp_path, "paper", "--quick", "--methods", "ewc", "--config", str(config))
+    assert (cell.settings.epochs, cell.settings.samples) == (3, 7)
+    assert cell.settings.generated == bench.QUICK["generated"]
 
 
 def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

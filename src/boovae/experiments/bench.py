@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from boovae.arguments import Bench
+from boovae.config import read_toml
 from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import make_executor
@@ -76,6 +77,8 @@ def bench(arguments: Bench, command: str) -> Outcome:
 def _request(arguments: Bench, study: Study, command: str) -> Request:
     quick = arguments.quick
     usual = QUICK_REPLICAS if quick else REPLICAS
+    named = read_toml(arguments.config) if arguments.config else {}  # what the file says, --quick leaves alone
+    fewer = {name: value for name, value in QUICK.items() if quick and name not in named}
     replicas = usual if arguments.replicas is None else arguments.replicas
     results = Path("results") / (f"{arguments.study}-quick" if quick else arguments.study)
     return Request(
@@ -85,7 +88,7 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         asked=arguments.metrics,
         features=arguments.features,
         tasks=arguments.tasks,
-        given={**(QUICK if quick else {}), "replicas": replicas, "seed": arguments.seed},
+        given={**fewer, "replicas": replicas, "seed": arguments.seed},
         config=arguments.config,
         cells=arguments.out,
         results=arguments.results or results,
