@@ -77,6 +77,9 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
         (["paper", "--methods", "x=boo:component=3"], "did you mean 'components'"),
         (["paper", "--methods", "boo:components=3"], "a name of its own"),
         (["paper", "--methods", "x=boo:components"], "is no setting"),
+        (["paper", "--methods", "x=boo:dataset=digits"], "a bench takes --datasets"),
+        (["paper", "--methods", "x=boo:method=ewc"], "a bench takes --methods"),
+        (["paper", "--methods", "x=joint:classes_per_task=2"], "classes_per_task cannot be set for joint"),
         (["paper", "--methods", "joint+ewc"], "joint keeps everything"),
         (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
         (["paper", "--tasks", "0"], "--tasks"),
@@ -114,6 +117,24 @@ def test_quick_leaves_alone_what_the_file_says(tmp_path: Path, monkeypatch: pyte
     (cell,) = cells_of(monkeypatch, tmp_path, "paper", "--quick", "--methods", "ewc", "--config", str(config))
     assert (cell.settings.epochs, cell.settings.samples) == (3, 7)
     assert cell.settings.generated == bench.QUICK["generated"]
+
+
+@pytest.mark.parametrize("line", ['dataset = "mnist"', 'method = "ewc"', "tasks = 3", "replicas = 2", "seed = 4"])
+def test_what_a_bench_has_a_flag_for_is_no_business_of_the_file(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config := tmp_path / "own.toml").write_text(line)
+    with pytest.raises(SystemExit):
+        main(["bench", "paper", "--quick", "--config", str(config), "--out", str(tmp_path / "cells")])
+    name = line.split()[0]
+    assert f"sets {name}: in a bench that is --{name}" in capsys.readouterr().err
+
+
+def test_the_prior_of_joint_can_be_another(tmp_path: Path) -> None:
+    (config := tmp_path / "own.toml").write_text('prior = "normal"')
+    assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {}, 3)} == {"vamp"}
+    assert {cell.settings.prior for cell in plan(["digits"], ["plain=joint:prior=normal"], {}, 3)} == {"normal"}
+    assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {}, 3, config)} == {"normal"}
 
 
 def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
