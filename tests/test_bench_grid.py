@@ -158,9 +158,20 @@ def test_tables_alone_need_the_summaries_alone(tmp_path: Path, capsys: pytest.Ca
     (out / f"{cells[1].name}.json").write_text(json.dumps(summary))
     words = ["bench", "paper", "--datasets", "mnist", "--methods", "ewc", "boo", "--replicas", "2", "--only-tables"]
     main([*words, "--out", str(out), "--results", str(results)])
-    assert "boo: NLL at or better than the paper's" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "boo: NLL at or better than the paper's" in said.out
+    assert "not finished, so left out: mnist ewc" in said.err
     assert "| 10 | **90.0 (0.0)** / " in (results / "nll.md").read_text()
     assert "left out: mnist ewc." in (results / "report.html").read_text()
+
+
+def test_tables_of_nothing_do_not_replace_good_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table := tmp_path / "nll.md").write_text("good")
+    with pytest.raises(SystemExit) as left:
+        main(["bench", "paper", "--only-tables", "--out", str(tmp_path / "mistyped"), "--results", str(tmp_path)])
+    assert left.value.code == 2
+    assert "none of the 48 cells of this bench is finished" in capsys.readouterr().err
+    assert table.read_text() == "good"
 
 
 def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:

@@ -49,11 +49,12 @@ QUICK_DATASETS, QUICK_REPLICAS = ("digits",), 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a bench has come to: how many cells it has, which failed and why, and what the study found in short."""
+    """What a bench has come to: its cells, which failed and why, which tables lack, and what it found in short."""
 
     study: str
     cells: int
     failed: dict[str, str]
+    missing: list[str]
     findings: dict[str, str]
     results: str
 
@@ -66,12 +67,14 @@ def bench(arguments: Bench, command: str) -> Outcome:
     request = _request(arguments, study, command)
     cells = study.plan(request)
     open_folder(request.cells, "--out", "cells")
+    if arguments.only_tables and len(_missing(request, cells)) == len(cells):  # empty tables would replace good ones
+        raise InputError(f"none of the {len(cells)} cells of this bench is finished in {request.cells} (--out)")
     open_folder(request.results, "--results", request.study)
     _check_features(request, cells)
     failed = {} if arguments.only_tables else _run(arguments, request, cells)
-    missing = [cell.title for cell in cells if read_summary(request.cells, cell) is None]
+    missing = _missing(request, cells)
     findings = study.write(request, collect(cells, request.cells), missing)
-    return Outcome(arguments.study, len(cells), failed, findings, str(request.results))
+    return Outcome(arguments.study, len(cells), failed, missing, findings, str(request.results))
 
 
 def _request(arguments: Bench, study: Study, command: str) -> Request:
@@ -94,6 +97,11 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         results=arguments.results or results,
         command=command,
     )
+
+
+def _missing(request: Request, cells: Sequence[Cell]) -> list[str]:
+    """Name the cells that are not finished."""
+    return [cell.title for cell in cells if read_summary(request.cells, cell) is None]
 
 
 def _check_features(request: Request, cells: Sequence[Cell]) -> None:
