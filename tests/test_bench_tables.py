@@ -134,6 +134,7 @@ def test_paired_differences_agree_with_scipys_bootstrap() -> None:
     assert (found.low, found.high) == pytest.approx((truth.low, truth.high), abs=0.05)
     assert found.seeds == 12
     assert paired(ours, {99: 0.0}) is None
+    assert paired(ours, {0: 100.0}) is None  # of one seed an interval has no width, and would always look clear
 
 
 def test_differences_are_taken_seed_by_seed(measured: Measured) -> None:
