@@ -195,6 +195,20 @@ def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -
     assert "Size of the coreset" in (asked.results / "report.html").read_text()
 
 
+def test_a_size_that_is_enough_by_chance_is_not_said_to_be_where_it_begins(tmp_path: Path) -> None:
+    asked = request(tmp_path, "coreset-size")
+    cells = coreset_size.plan(asked)
+    found, alone = Measured("mnist"), Measured("mnist")
+    for cell in cells:
+        nll = {15: 80.0, 500: 80.0}.get(cell.settings.coreset_images, 95.0) if cell.settings.method == "coreset" else 90
+        found.add(cell, made_up(cell, lambda seen, seed, nll=nll: nll, even))  # type: ignore[misc]
+    alone.add(*found.cells[-1])  # the coresets are not finished
+    assert (
+        coreset_size.write(asked, [found], [])["mnist: coreset below boo in NLL"] == "only with 15, 500 images per task"
+    )
+    assert coreset_size.write(asked, [alone], []) == {}
+
+
 def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: Path) -> None:
     asked = request(tmp_path, "components")
     cells = components.plan(asked)
