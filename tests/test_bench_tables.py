@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import re
 import statistics
@@ -14,6 +15,7 @@ import pytest
 from scipy import stats
 
 from bench_parts import made_up, paper_cell
+from boovae.errors import InputError
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.findings import differences, findings
 from boovae.experiments.grid import Cell, plan
@@ -224,3 +226,19 @@ def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: P
     rows = list(csv.DictReader((asked.results / "components.csv").open()))
     assert {row["metric"] for row in rows} == {"nll", "diversity", "kept", "seconds"}
     assert {row["mean"] for row in rows if row["metric"] == "kept"} == {"14.5"}
+
+
+def test_the_study_of_components_takes_variants(tmp_path: Path) -> None:
+    asked = dataclasses.replace(request(tmp_path, "components"), methods=("boo", "flat=boo:latent_dim=2,net=mlp:20"))
+    found = Measured("mnist")
+    for cell in components.plan(asked):
+        wanted = (2, "mlp:20") if cell.label.startswith("flat ") else (40, "mlp:300")
+        assert (cell.settings.latent_dim, cell.settings.net) == wanted
+        found.add(cell, made_up(cell, lambda seen, seed: 90.0, even))
+    assert len({cell.name for cell, _ in found.cells}) == 16
+    components.write(asked, [found], [])
+    rows = list(csv.DictReader((asked.results / "components.csv").open()))
+    lines = {"boo", "boo without pruning", "flat", "flat without pruning"}
+    assert {row["line"] for row in rows} == lines
+    with pytest.raises(InputError, match="this study tries components itself"):
+        components.plan(dataclasses.replace(asked, methods=("wide=boo:components=40",)))
