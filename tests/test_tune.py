@@ -91,7 +91,8 @@ def test_a_recipe_that_cannot_take_the_winner_is_refused_before_training(
 @pytest.mark.parametrize(
     ("method", "setting", "values", "complaint"),
     [
-        ("standard", None, None, "0 strengths"),
+        ("standard", None, None, "standard has no strength to choose; these have: boo, "),
+        ("standard", "ewc_strength", None, "standard has no strength to choose"),
         ("boo+distill", None, None, "2 strengths"),
         ("ewc", "learning_rate", None, "has no such strength"),
         ("ewc", "ewc_strength", (-1.0,), "--ewc-strength"),
