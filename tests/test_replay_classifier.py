@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, distributions
 
 from boovae.cli import main
-from boovae.data import Stream, Task
+from boovae.data import Stream, Task, load_stream
 from boovae.errors import InputError
 from boovae.experiments import replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
@@ -156,6 +156,15 @@ def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
     assert cost["scratch, 2 VAE tasks"] > 1.3 * cost["boo+distill, 2 VAE tasks"]
     picture = Image.open(tmp_path / "replay.png").convert("L")
     assert min(picture.size) > 300
+
+
+def test_the_method_may_be_boo_and_has_its_own_settings_unless_that_curve_is_there() -> None:
+    settings, tasks = tiny(method="boo", boo_lambda=0.0), load_stream("digits", limit=20, classes_per_task=2)[:2]
+    names = ["boo, 4 VAE tasks", "boo, 2 VAE tasks"]
+    for wanted, weight in ((["method"], 0.0), (["boo", "method"], replay.PAPER_LAMBDA)):
+        found = replay.curves(settings, tasks, wanted)
+        assert [curve.name for curve in found] == names
+        assert {curve.generator.boo_lambda for curve in found if curve.generator} == {weight}
 
 
 def numbers(folder: Path) -> list[dict[str, str]]:
