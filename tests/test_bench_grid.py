@@ -72,6 +72,7 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
     [
         (["papre"], "did you mean 'paper'"),
         (["paper", "--datasets", "mnits"], "did you mean 'mnist'"),
+        (["paper", "--datasets", "mnist", "mnist"], "names a dataset twice"),
         (["paper", "--methods", "bo"], "did you mean 'boo'"),
         (["paper", "--methods", "boo", "boo"], "twice"),
         (["paper", "--methods", "x=boo:component=3"], "did you mean 'components'"),
