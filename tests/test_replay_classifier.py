@@ -18,6 +18,7 @@ from boovae.errors import InputError
 from boovae.experiments import replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
 from boovae.experiments.replay import _past
+from boovae.experiments.replay_points import Point, draw
 from boovae.training.events import Observer
 from boovae.training.trainer import Trainer
 from conftest import tiny, trained
@@ -165,6 +166,14 @@ def test_the_method_may_be_boo_and_has_its_own_settings_unless_that_curve_is_the
         found = replay.curves(settings, tasks, wanted)
         assert [curve.name for curve in found] == names
         assert {curve.generator.boo_lambda for curve in found if curve.generator} == {weight}
+
+
+def test_the_figure_has_no_empty_panel_where_no_generator_learned() -> None:
+    exact, boo = (
+        Point(name, 2, [0.9, 0.8], [0.7, 0.6], images, 0.0, 1.0) for name, images in (("exact", 0), ("boo", 9))
+    )
+    assert len(draw([exact]).axes) == 2
+    assert [len(axes.lines) for axes in draw([exact, boo]).axes] == [2, 2, 1]
 
 
 def numbers(folder: Path) -> list[dict[str, str]]:
