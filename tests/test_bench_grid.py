@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from bench_parts import GIVEN, made_up
 from boovae.cli import main
 from boovae.config import Settings, folder_name, resolve
 from boovae.errors import InputError
-from boovae.experiments import grid
+from boovae.experiments import bench, grid
 from boovae.experiments.grid import Cell, Variant, open_folder, plan, read_summary
 from boovae.experiments.paper import METHODS
 from boovae.recall import load_data
@@ -71,11 +72,15 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
     [
         (["papre"], "did you mean 'paper'"),
         (["paper", "--datasets", "mnits"], "did you mean 'mnist'"),
+        (["paper", "--datasets", "mnist", "mnist"], "names a dataset twice"),
         (["paper", "--methods", "bo"], "did you mean 'boo'"),
         (["paper", "--methods", "boo", "boo"], "twice"),
         (["paper", "--methods", "x=boo:component=3"], "did you mean 'components'"),
         (["paper", "--methods", "boo:components=3"], "a name of its own"),
         (["paper", "--methods", "x=boo:components"], "is no setting"),
+        (["paper", "--methods", "x=boo:dataset=digits"], "a bench takes --datasets"),
+        (["paper", "--methods", "x=boo:method=ewc"], "a bench takes --methods"),
+        (["paper", "--methods", "x=joint:classes_per_task=2"], "classes_per_task cannot be set for joint"),
         (["paper", "--methods", "joint+ewc"], "joint keeps everything"),
         (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
         (["paper", "--tasks", "0"], "--tasks"),
@@ -92,6 +97,45 @@ def test_bad_input_is_refused_before_any_work(
     assert left.value.code == 2
     assert complaint in capsys.readouterr().err
     assert not list(tmp_path.glob("cells/*-*"))
+
+
+def cells_of(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> list[Cell]:
+    """Return the cells that a command would run."""
+    found: list[Cell] = []
+
+    def run(arguments: object, request: object, cells: Sequence[Cell]) -> dict[str, str]:
+        found.extend(cells)
+        return {}
+
+    monkeypatch.setattr(bench, "_run", run)
+    main(["bench", *words, "--out", str(folder / "cells"), "--results", str(folder / "results")])
+    return found
+
+
+def test_quick_leaves_alone_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text("epochs = 3\nsamples = 7\n")
+    (cell,) = cells_of(monkeypatch, tmp_path, "paper", "--quick", "--methods", "ewc", "--config", str(config))
+    assert (cell.settings.epochs, cell.settings.samples) == (3, 7)
+    assert cell.settings.generated == bench.QUICK["generated"]
+
+
+@pytest.mark.parametrize("line", ['dataset = "mnist"', 'method = "ewc"', "tasks = 3", "replicas = 2", "seed = 4"])
+def test_what_a_bench_has_a_flag_for_is_no_business_of_the_file(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config := tmp_path / "own.toml").write_text(line)
+    with pytest.raises(SystemExit):
+        main(["bench", "paper", "--quick", "--config", str(config), "--out", str(tmp_path / "cells")])
+    name = line.split()[0]
+    assert f"sets {name}: in a bench that is --{name}" in capsys.readouterr().err
+
+
+def test_the_prior_of_joint_can_be_another(tmp_path: Path) -> None:
+    (config := tmp_path / "own.toml").write_text('prior = "normal"')
+    assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {}, 3)} == {"vamp"}
+    assert {cell.settings.prior for cell in plan(["digits"], ["plain=joint:prior=normal"], {}, 3)} == {"normal"}
+    assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {}, 3, config)} == {"normal"}
 
 
 def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +159,20 @@ def test_tables_alone_need_the_summaries_alone(tmp_path: Path, capsys: pytest.Ca
     (out / f"{cells[1].name}.json").write_text(json.dumps(summary))
     words = ["bench", "paper", "--datasets", "mnist", "--methods", "ewc", "boo", "--replicas", "2", "--only-tables"]
     main([*words, "--out", str(out), "--results", str(results)])
-    assert "boo: NLL at or better than the paper's" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "boo: NLL at or better than the paper's" in said.out
+    assert "not finished, so left out: mnist ewc" in said.err
     assert "| 10 | **90.0 (0.0)** / " in (results / "nll.md").read_text()
     assert "left out: mnist ewc." in (results / "report.html").read_text()
+
+
+def test_tables_of_nothing_do_not_replace_good_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table := tmp_path / "nll.md").write_text("good")
+    with pytest.raises(SystemExit) as left:
+        main(["bench", "paper", "--only-tables", "--out", str(tmp_path / "mistyped"), "--results", str(tmp_path)])
+    assert left.value.code == 2
+    assert "none of the 48 cells of this bench is finished" in capsys.readouterr().err
+    assert table.read_text() == "good"
 
 
 def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import re
 import statistics
@@ -14,6 +15,7 @@ import pytest
 from scipy import stats
 
 from bench_parts import made_up, paper_cell
+from boovae.errors import InputError
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.findings import differences, findings
 from boovae.experiments.grid import Cell, plan
@@ -134,6 +136,7 @@ def test_paired_differences_agree_with_scipys_bootstrap() -> None:
     assert (found.low, found.high) == pytest.approx((truth.low, truth.high), abs=0.05)
     assert found.seeds == 12
     assert paired(ours, {99: 0.0}) is None
+    assert paired(ours, {0: 100.0}) is None  # of one seed an interval has no width, and would always look clear
 
 
 def test_differences_are_taken_seed_by_seed(measured: Measured) -> None:
@@ -194,6 +197,20 @@ def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -
     assert "Size of the coreset" in (asked.results / "report.html").read_text()
 
 
+def test_a_size_that_is_enough_by_chance_is_not_said_to_be_where_it_begins(tmp_path: Path) -> None:
+    asked = request(tmp_path, "coreset-size")
+    cells = coreset_size.plan(asked)
+    found, alone = Measured("mnist"), Measured("mnist")
+    for cell in cells:
+        nll = {15: 80.0, 500: 80.0}.get(cell.settings.coreset_images, 95.0) if cell.settings.method == "coreset" else 90
+        found.add(cell, made_up(cell, lambda seen, seed, nll=nll: nll, even))  # type: ignore[misc]
+    alone.add(*found.cells[-1])  # the coresets are not finished
+    assert (
+        coreset_size.write(asked, [found], [])["mnist: coreset below boo in NLL"] == "only with 15, 500 images per task"
+    )
+    assert coreset_size.write(asked, [alone], []) == {}
+
+
 def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: Path) -> None:
     asked = request(tmp_path, "components")
     cells = components.plan(asked)
@@ -209,3 +226,19 @@ def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: P
     rows = list(csv.DictReader((asked.results / "components.csv").open()))
     assert {row["metric"] for row in rows} == {"nll", "diversity", "kept", "seconds"}
     assert {row["mean"] for row in rows if row["metric"] == "kept"} == {"14.5"}
+
+
+def test_the_study_of_components_takes_variants(tmp_path: Path) -> None:
+    asked = dataclasses.replace(request(tmp_path, "components"), methods=("boo", "flat=boo:latent_dim=2,net=mlp:20"))
+    found = Measured("mnist")
+    for cell in components.plan(asked):
+        wanted = (2, "mlp:20") if cell.label.startswith("flat ") else (40, "mlp:300")
+        assert (cell.settings.latent_dim, cell.settings.net) == wanted
+        found.add(cell, made_up(cell, lambda seen, seed: 90.0, even))
+    assert len({cell.name for cell, _ in found.cells}) == 16
+    components.write(asked, [found], [])
+    rows = list(csv.DictReader((asked.results / "components.csv").open()))
+    lines = {"boo", "boo without pruning", "flat", "flat without pruning"}
+    assert {row["line"] for row in rows} == lines
+    with pytest.raises(InputError, match="this study tries components itself"):
+        components.plan(dataclasses.replace(asked, methods=("wide=boo:components=40",)))

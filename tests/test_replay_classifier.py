@@ -13,11 +13,12 @@ from PIL import Image
 from torch import Tensor, distributions
 
 from boovae.cli import main
-from boovae.data import Stream, Task
+from boovae.data import Stream, Task, load_stream
 from boovae.errors import InputError
 from boovae.experiments import replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
 from boovae.experiments.replay import _past
+from boovae.experiments.replay_points import Point, draw
 from boovae.training.events import Observer
 from boovae.training.trainer import Trainer
 from conftest import tiny, trained
@@ -156,6 +157,23 @@ def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
     assert cost["scratch, 2 VAE tasks"] > 1.3 * cost["boo+distill, 2 VAE tasks"]
     picture = Image.open(tmp_path / "replay.png").convert("L")
     assert min(picture.size) > 300
+
+
+def test_the_method_may_be_boo_and_has_its_own_settings_unless_that_curve_is_there() -> None:
+    settings, tasks = tiny(method="boo", boo_lambda=0.0), load_stream("digits", limit=20, classes_per_task=2)[:2]
+    names = ["boo, 4 VAE tasks", "boo, 2 VAE tasks"]
+    for wanted, weight in ((["method"], 0.0), (["boo", "method"], replay.PAPER_LAMBDA)):
+        found = replay.curves(settings, tasks, wanted)
+        assert [curve.name for curve in found] == names
+        assert {curve.generator.boo_lambda for curve in found if curve.generator} == {weight}
+
+
+def test_the_figure_has_no_empty_panel_where_no_generator_learned() -> None:
+    exact, boo = (
+        Point(name, 2, [0.9, 0.8], [0.7, 0.6], images, 0.0, 1.0) for name, images in (("exact", 0), ("boo", 9))
+    )
+    assert len(draw([exact]).axes) == 2
+    assert [len(axes.lines) for axes in draw([exact, boo]).axes] == [2, 2, 1]
 
 
 def numbers(folder: Path) -> list[dict[str, str]]:

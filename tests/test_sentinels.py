@@ -77,6 +77,13 @@ def test_models_that_went_wrong_on_purpose(digits: Stream, tmp_path: Path, chang
     assert kind in kinds(train(settings, digits, tmp_path / "run", metrics=("nll",)))
 
 
+def test_components_that_were_never_learned_are_not_said_to_have_no_weight(digits: Stream, tmp_path: Path) -> None:
+    settings = tiny(method="boo", components=8, epochs=3, boo_objective="forward", boo_prune=0.0, tasks=1, replicas=1)
+    found = kinds(train(settings, digits, tmp_path / "run", metrics=("nll",)))
+    assert "cut short" in found
+    assert "idle" not in found
+
+
 @pytest.mark.parametrize("enough", [{"components": 4}, {"boo_objective": "corrective"}, {"method": "standard"}])
 def test_enough_epochs_for_the_components(digits: Stream, tmp_path: Path, enough: dict[str, Any]) -> None:
     cut = {"method": "boo", "components": 5, "epochs": 4, "boo_objective": "forward", "tasks": 1, "replicas": 1}
@@ -97,7 +104,8 @@ def test_active_units_are_counted_as_defined(digits: Stream) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "help"), [("standard", "--method boo+distill"), ("boo+ewc", "--ewc-strength"), ("boo", "--boo-lambda")]
+    ("method", "help"),
+    [("standard", "--method boo+distill"), ("boo+ewc", "--ewc-strength"), ("boo", "a larger --boo-lambda")],
 )
 def test_a_task_that_is_being_forgotten(tmp_path: Path, method: str, help: str) -> None:
     text = kinds(make_run(tmp_path / "run", method=method, forget=4.0))["forgotten"]

@@ -91,7 +91,8 @@ def test_a_recipe_that_cannot_take_the_winner_is_refused_before_training(
 @pytest.mark.parametrize(
     ("method", "setting", "values", "complaint"),
     [
-        ("standard", None, None, "0 strengths"),
+        ("standard", None, None, "standard has no strength to choose; these have: boo, "),
+        ("standard", "ewc_strength", None, "standard has no strength to choose"),
         ("boo+distill", None, None, "2 strengths"),
         ("ewc", "learning_rate", None, "has no such strength"),
         ("ewc", "ewc_strength", (-1.0,), "--ewc-strength"),
@@ -127,8 +128,11 @@ def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         "1",
     ]
     recipe = tmp_path / "digits.toml"
-    main(["tune", "ewc", *words, "--values", "1", "1000", "--recipe", str(recipe), "--json"])
-    trials = json.loads(capsys.readouterr().out)
+    main(["tune", "ewc", *words, "--values", "1", "1000", "--replicas", "3", "--recipe", str(recipe), "--json"])
+    said = capsys.readouterr()
+    trials = json.loads(said.out)
+    assert "--replicas has no say in tune: --seeds-each" in said.err
+    assert [len(trial["nll"]) for trial in trials] == [1, 1]
     assert [trial["value"] for trial in trials] == [1.0, 1000.0]
     winner = min(trials, key=lambda trial: float(trial["nll"][0]))
     assert tomllib.loads(recipe.read_text()) == {"ewc": {"ewc_strength": winner["value"]}}

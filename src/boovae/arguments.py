@@ -304,7 +304,7 @@ class Bench(Computes):
     quiet: bool = False
     """Show nothing but the result."""
     json: bool = False
-    """Print cells, failures and findings as JSON."""
+    """Print cells, failures, what is missing and findings as JSON."""
 
 
 @dataclass(frozen=True)

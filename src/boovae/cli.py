@@ -102,6 +102,8 @@ def tune(arguments: Tune) -> None:
 
     settings = settings_of(arguments)
     read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
+    if settings.replicas != Settings.replicas:
+        print("--replicas has no say in tune: --seeds-each is how many seeds every value has", file=sys.stderr)
     with closing(make_display(quiet=arguments.json)) as display:
         trials = search(
             settings,

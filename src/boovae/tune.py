@@ -124,17 +124,19 @@ def write_recipe(path: Path, method: str, winner: Trial) -> None:
 def _what(settings: Settings, setting: str | None, values: Sequence[float] | None) -> tuple[str, tuple[float, ...]]:
     """Return the setting to choose and the values to try."""
     parts = [name for name in settings.method.split("+") if name in SEARCHES]
+    if not parts:
+        raise InputError(f"--method {settings.method} has no strength to choose; these have: {', '.join(SEARCHES)}")
     if setting is None:
         if len(parts) != 1:
             raise InputError(
                 f"--method {settings.method} has {len(parts)} strengths to choose from; "
-                f"name one by --setting ({', '.join(next(iter(SEARCHES[name])) for name in parts or SEARCHES)})"
+                f"name one by --setting ({', '.join(next(iter(SEARCHES[name])) for name in parts)})"
             )
         setting = next(iter(SEARCHES[parts[0]]))
     known = {strength: values for name in parts for strength, values in SEARCHES[name].items()}
     if setting not in known:
         raise InputError(
-            f"--setting {setting}: method {settings.method} has no such strength; it has {', '.join(known) or 'none'}"
+            f"--setting {setting}: method {settings.method} has no such strength; it has {', '.join(known)}"
         )
     chosen = tuple(float(value) for value in values or known[setting])
     for value in chosen:  # a bad value is refused before anything is trained

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from boovae.arguments import Bench
+from boovae.config import read_toml
 from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import make_executor
@@ -48,11 +49,12 @@ QUICK_DATASETS, QUICK_REPLICAS = ("digits",), 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a bench has come to: how many cells it has, which failed and why, and what the study found in short."""
+    """What a bench has come to: its cells, which failed and why, which tables lack, and what it found in short."""
 
     study: str
     cells: int
     failed: dict[str, str]
+    missing: list[str]
     findings: dict[str, str]
     results: str
 
@@ -65,17 +67,21 @@ def bench(arguments: Bench, command: str) -> Outcome:
     request = _request(arguments, study, command)
     cells = study.plan(request)
     open_folder(request.cells, "--out", "cells")
+    if arguments.only_tables and len(_missing(request, cells)) == len(cells):  # empty tables would replace good ones
+        raise InputError(f"none of the {len(cells)} cells of this bench is finished in {request.cells} (--out)")
     open_folder(request.results, "--results", request.study)
     _check_features(request, cells)
     failed = {} if arguments.only_tables else _run(arguments, request, cells)
-    missing = [cell.title for cell in cells if read_summary(request.cells, cell) is None]
+    missing = _missing(request, cells)
     findings = study.write(request, collect(cells, request.cells), missing)
-    return Outcome(arguments.study, len(cells), failed, findings, str(request.results))
+    return Outcome(arguments.study, len(cells), failed, missing, findings, str(request.results))
 
 
 def _request(arguments: Bench, study: Study, command: str) -> Request:
     quick = arguments.quick
     usual = QUICK_REPLICAS if quick else REPLICAS
+    named = read_toml(arguments.config) if arguments.config else {}  # what the file says, --quick leaves alone
+    fewer = {name: value for name, value in QUICK.items() if quick and name not in named}
     replicas = usual if arguments.replicas is None else arguments.replicas
     results = Path("results") / (f"{arguments.study}-quick" if quick else arguments.study)
     return Request(
@@ -85,12 +91,17 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         asked=arguments.metrics,
         features=arguments.features,
         tasks=arguments.tasks,
-        given={**(QUICK if quick else {}), "replicas": replicas, "seed": arguments.seed},
+        given={**fewer, "replicas": replicas, "seed": arguments.seed},
         config=arguments.config,
         cells=arguments.out,
         results=arguments.results or results,
         command=command,
     )
+
+
+def _missing(request: Request, cells: Sequence[Cell]) -> list[str]:
+    """Name the cells that are not finished."""
+    return [cell.title for cell in cells if read_summary(request.cells, cell) is None]
 
 
 def _check_features(request: Request, cells: Sequence[Cell]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+from boovae.errors import InputError
 from boovae.experiments import grid
 from boovae.experiments.measured import Measured
 from boovae.experiments.request import Request
@@ -17,26 +18,36 @@ DATASETS = ("mnist", "fashion_mnist")
 METHODS = ("boo",)
 COUNTS = (5, 15, 40, 80)
 #: With the step back, which drops components that have become light, and without.
-PRUNING = {"": ",boo_prune=0.001", " without pruning": ",boo_prune=0.0"}
+PRUNING = {"": "boo_prune=0.001", " without pruning": "boo_prune=0.0"}
 KEPT, SECONDS = "components kept per task", "seconds of training, all seeds together"
 
 
 def plan(request: Request) -> list[grid.Cell]:
     """Return a cell for every number of components, with and without pruning."""
     methods = [
-        f"{_label(method, count, pruned)}={method}:components={count}{change}"
-        for method, count, (pruned, change) in product(request.methods, COUNTS, PRUNING.items())
+        f"{_label(variant.label, count, pruned)}={variant.method}:{','.join([*own, f'components={count}', change])}"
+        for (variant, own), count, (pruned, change) in product(map(_parsed, request.methods), COUNTS, PRUNING.items())
     ]
     return grid.plan(request.datasets, methods, request.given, request.tasks, request.config)
+
+
+def _parsed(text: str) -> tuple[grid.Variant, list[str]]:
+    """Return a method and the settings of its own, if it is a variant; what the study varies is not among them."""
+    variant = grid.Variant.parse(text)
+    for name in ("components", "boo_prune"):
+        if name in variant.changes:
+            raise InputError(f"--methods {text}: this study tries {name} itself; leave it out")
+    return variant, list(filter(None, [text.partition(":")[2]]))
 
 
 def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:
     """Write figure, numbers and page, and say which number of components is best."""
 
+    labels = [variant.label for variant, _ in map(_parsed, request.methods)]
+
     def lines(each: Measured, metric: str) -> list[Line]:
         return [
-            Line(f"{method}{pruned}", _points(each, metric, method, pruned))
-            for method, pruned in product(request.methods, PRUNING)
+            Line(f"{label}{pruned}", _points(each, metric, label, pruned)) for label, pruned in product(labels, PRUNING)
         ]
 
     titles = {metric: title_of(metric) for metric in request.metrics} | {"kept": KEPT, "seconds": SECONDS}

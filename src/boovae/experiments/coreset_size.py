@@ -60,7 +60,21 @@ def _findings(request: Request, measured: Sequence[Measured]) -> dict[str, str]:
             for method in (label for label in each.labels if label not in map(_label, SIZES)):
                 other = final(each, method, metric)
                 sizes = [(size, final(each, _label(size), metric)) for size in SIZES]
-                enough = [size for size, ours in sizes if ours and other and ours.mean < other.mean]
-                name = f"{each.dataset}: coreset below {method} in {title_of(metric)}"
-                found[name] = f"from {min(enough)} images per task" if enough else "at no size tried"
+                tried = {size: ours.mean < other.mean for size, ours in sizes if ours and other}
+                if tried:
+                    found[f"{each.dataset}: coreset below {method} in {title_of(metric)}"] = _enough(tried)
     return found
+
+
+def _enough(better: dict[int, bool]) -> str:
+    """Say at which sizes a coreset is better; more images need not be, where seeds are few.
+
+    >>> _enough({15: False, 50: True, 100: True}), _enough({15: True, 50: False})
+    ('from 50 images per task', 'only with 15 images per task')
+    """
+    sizes = [size for size, good in better.items() if good]
+    if not sizes:
+        return "at no size tried"
+    if all(good for size, good in better.items() if size >= sizes[0]):
+        return f"from {sizes[0]} images per task"
+    return f"only with {', '.join(map(str, sizes))} images per task"

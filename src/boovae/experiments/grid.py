@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import boovae
-from boovae.config import Settings, folder_name, from_mapping, resolve
+from boovae.config import Settings, flag, folder_name, from_mapping, read_toml, resolve
 from boovae.errors import InputError, unknown_name
 from boovae.experiments.paper import FACES
 from boovae.files import write_file
@@ -24,6 +24,10 @@ from boovae.files import write_file
 FORMAT = 1
 #: After how many tasks `joint`, which starts afresh at every task, is trained; of faces, which are few, after each.
 JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
+#: What a bench is told by flags, so that a file cannot say it; a variant of a method cannot say the first two.
+BY_FLAG = {"dataset": "--datasets", "method": "--methods"} | {
+    name: flag(name) for name in ("tasks", "replicas", "seed")
+}
 
 Summary = dict[str, Any]
 
@@ -76,6 +80,9 @@ class Variant:
             if not given:
                 raise InputError(f"--methods {text}: '{part}' is no setting; write NAME=METHOD:setting=value")
             changes[name.strip().replace("-", "_")] = _value(value.strip())
+        for name in ("dataset", "method"):
+            if name in changes:
+                raise InputError(f"--methods {text}: {name} is no setting of a variant; a bench takes {BY_FLAG[name]}")
         if not label or (named and not method) or (changes and not named):
             raise InputError(f"--methods {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
         return cls(label, method or label, changes)
@@ -110,33 +117,40 @@ def plan(
     labels = [variant.label for variant in variants]
     if len(set(labels)) < len(labels):
         raise InputError(f"--methods names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value")
+    named = read_toml(config) if config else {}
+    for name in named:
+        if name in BY_FLAG:
+            raise InputError(f"--config {config} sets {name}: in a bench that is {BY_FLAG[name]}; leave it out there")
     cells = [
         cell
         for dataset in datasets
         for variant in variants
-        for cell in _cells(dataset, variant, {**given, "tasks": tasks}, config)
+        for cell in _cells(dataset, variant, {**named, **given, "tasks": tasks})
     ]
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense
     return cells
 
 
-def _cells(dataset: str, variant: Variant, given: Mapping[str, Any], config: Path | None) -> Iterable[Cell]:
+def _cells(dataset: str, variant: Variant, given: Mapping[str, Any]) -> Iterable[Cell]:
     values = {**given, **variant.changes, "dataset": dataset, "method": variant.method}
     if variant.method != "joint":
-        yield Cell(variant.label, schedule(values, config))
+        yield Cell(variant.label, schedule(values))
         return
-    components = schedule(values, config).components
+    for name in ("classes_per_task", "tasks"):
+        if name in variant.changes or (name != "tasks" and name in given):
+            raise InputError(f"{name} cannot be set for joint: a bench has it learn all classes as one task")
+    components = schedule(values).components
     counts = JOINT_FACES if dataset in FACES else JOINT_TASKS
     for tasks in sorted({count for count in counts if count < given["tasks"]} | {given["tasks"]}):
-        together = {"classes_per_task": tasks, "tasks": 1, "prior": "vamp", "components": components * tasks}
-        yield Cell(variant.label, schedule({**values, **together}, config))
+        together = {"classes_per_task": tasks, "tasks": 1, "components": components * tasks}
+        yield Cell(variant.label, schedule({"prior": "vamp", **values, **together}))
 
 
-def schedule(values: Mapping[str, Any], config: Path | None = None) -> Settings:
+def schedule(values: Mapping[str, Any]) -> Settings:
     """Return the settings of a cell: the paper's epochs and early stopping, but `distill` has its own recipe."""
     ours = "distill" in str(values["method"]).split("+")
-    return resolve(values, config, None if ours else "paper")
+    return resolve(values, preset=None if ours else "paper")
 
 
 # --- what a finished cell has left ----------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
     generators = []
     if "boo" in wanted:
         generators.append(replace(settings, method="boo", boo_lambda=settings.boo_lambda or PAPER_LAMBDA))
-    if "method" in wanted and settings.method != "boo":
+    if "method" in wanted and not (generators and settings.method == "boo"):  # that curve is there already
         generators.append(settings)
     classes = sum(len(task.classes) for task in tasks)
     for generator in generators:

@@ -53,7 +53,8 @@ def draw(points: Sequence[Point]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 4.6), layout="constrained")
-    by_task, by_class, cost = figure.subplots(1, 3)
+    costly = {point.curve for point in points if point.generator_images and "p(class" not in point.curve}
+    by_task, by_class, *rest = figure.subplots(1, 3 if costly else 2)  # of real images alone there is no cost to show
     for number, name in enumerate(dict.fromkeys(point.curve for point in points)):
         own = [point for point in points if point.curve == name]
         seen = [point.seen for point in own]
@@ -63,14 +64,15 @@ def draw(points: Sequence[Point]) -> Figure:
             values = 100 * np.array([getattr(point, key) for point in own])
             axes.plot(seen, values.mean(1), label=name, **style)
             axes.fill_between(seen, values.min(1), values.max(1), color=f"C{number}", alpha=0.15, linewidth=0)
-        if own[-1].generator_images and "p(class" not in name:
-            cost.plot(seen, [point.generator_images / 1e6 for point in own], label=name, **style)
+        if name in costly:
+            rest[0].plot(seen, [point.generator_images / 1e6 for point in own], label=name, **style)
     by_task.set(title="task-incremental: the task is named", ylabel="mean accuracy over tasks seen, %")
     by_class.set(title="class-incremental: among all classes seen")
-    cost.set(title="cost: images the generator learned, millions")
+    for cost in rest:
+        cost.set(title="cost: images the generator learned, millions")
     for axes in (by_task, by_class):
         _spread(axes)
-    for axes in (by_task, by_class, cost):
+    for axes in (by_task, by_class, *rest):
         axes.set_xlabel("tasks seen")
         axes.set_xticks(sorted({point.seen for point in points}))
         axes.grid(alpha=0.3)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boovae.errors import unknown_name
+from boovae.errors import InputError, unknown_name
 from boovae.experiments.paper import FACES, FACES_FEATURES, distances
 
 #: What can be asked for; frechet stands for a distance on each of the networks (`--features`).
@@ -33,6 +33,8 @@ class Request:
     config: Path | None = None
 
     def __post_init__(self) -> None:
+        if len(set(self.datasets)) < len(self.datasets):
+            raise InputError(f"--datasets names a dataset twice: {', '.join(self.datasets)}")
         for metric in self.asked or ():
             if metric not in METRICS:
                 raise unknown_name("metric (--metrics)", metric, METRICS)

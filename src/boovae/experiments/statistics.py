@@ -43,7 +43,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Return ours minus theirs over the seeds both have; None without one.
+    """Return ours minus theirs over the seeds both have; None without two: a single one says nothing of the spread.
 
     Seeds share their data order and noise, so a difference by seed is free of much that both have in common. The
     interval is the percentile bootstrap of the mean over seeds, always with the same resamples; of few seeds it is too
@@ -52,7 +52,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     seeds = sorted(set(ours) & set(theirs))
     differences = np.array([ours[seed] - theirs[seed] for seed in seeds])
     differences = differences[np.isfinite(differences)]
-    if not len(differences):
+    if len(differences) < 2:
         return None
     drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
     edges = (1 - INSIDE) / 2, (1 + INSIDE) / 2

@@ -72,6 +72,8 @@ def run(arguments: Toy, command: str) -> list[dict[str, Any]]:
     for name, given in (("--target", arguments.target), ("--objective", arguments.objective)):
         if not given:
             raise InputError(f"{name} is empty; name at least one, or leave it out for all")
+        if len(set(given)) < len(given):
+            raise InputError(f"{name} {' '.join(given)}: name each once")
     for name, value, least in (("--replicas", arguments.replicas, 1), ("--seed", arguments.seed, 0)):
         if value < least:
             raise InputError(f"{name} is {value}; it must be a whole number of at least {least}")

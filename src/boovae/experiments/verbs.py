@@ -16,6 +16,9 @@ def bench(arguments: Bench) -> None:
     from boovae.experiments.bench import bench as run_bench
 
     outcome = run_bench(arguments, command_line())
+    left_out = [title for title in outcome.missing if title not in outcome.failed]
+    if left_out and not arguments.quiet:
+        print(f"not finished, so left out: {', '.join(left_out)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(outcome)))
     else:

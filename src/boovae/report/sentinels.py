@@ -32,7 +32,7 @@ HELP = {
     "si": "a larger --si-strength holds old tasks more tightly (boovae tune si chooses one)",
     "vcl": "a larger --vcl-weight holds old tasks more tightly",
     "coreset": "a larger --coreset-images keeps more of them",
-    "boo": "--method boo+distill also holds the networks; with --method boo a --boo-lambda above 0 does",
+    "boo": "--method boo+distill also holds the networks; with --method boo a larger --boo-lambda does",
     "mog": "a larger --mog-lambda holds old components, --method boo+distill the networks too",
     "joint": "nothing was given up here: more --epochs or a wider --net would show whether it can be learned at once",
     "": "--method boo+distill is made to hold old tasks",
@@ -179,6 +179,8 @@ def _dead(run: Run) -> str:
 def _idle(run: Run) -> str:
     """Name tasks that lost more than half of their components when they ended: duplicates, or without weight."""
     wanted = run.config.get("components", "")
+    if _cut_short(run):  # what was never learned has not been dropped
+        wanted = run.config["epochs"]
     kept = {task: float(mean(found.kept)) for task, found in run.kept.items()} if wanted.isdigit() else {}
     tasks = sorted(task for task, count in kept.items() if count < LEAST_KEPT * int(wanted))
     if not tasks:
