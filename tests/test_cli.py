@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -194,6 +195,38 @@ def test_names_of_the_user_are_no_markup(capsys: pytest.CaptureFixture[str]) -> 
         shown = bars.columns[column]
         assert isinstance(shown, ProgressColumn)
         assert str(shown(bars.tasks[-1])) == name
+
+
+class Terminal(io.StringIO):
+    """Where bars are shown, and the cursor is hidden while they are."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--tasks", "99"],  # refused before anything is shown
+        ["eval", "nowhere"],
+        ["latent-map", *FAST, "--tasks", "1", "--latent-dim", "2"],  # broken off in the middle
+        ["replay", *FAST, "--tasks", "1", "--curve", "boo"],
+    ],
+)
+def test_the_cursor_comes_back_however_a_command_ends(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    screen = Terminal()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("boovae.progress.Watch.epoch", broken)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert screen.getvalue().count("\x1b[?25l") == screen.getvalue().count("\x1b[?25h")
 
 
 def test_lists_of_datasets_and_methods(capsys: pytest.CaptureFixture[str]) -> None:

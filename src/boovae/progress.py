@@ -84,7 +84,10 @@ class Lines(Silent):
 
 
 class Live:
-    """Bars with the loss of every replica and the time left."""
+    """Bars with the loss of every replica and the time left; they appear when there is something to show.
+
+    So what is refused before that leaves nothing on the screen, and the cursor where it was.
+    """
 
     def __init__(self) -> None:
         self._bars = Bars(
@@ -97,12 +100,12 @@ class Live:
             console=Console(stderr=True),
             transient=True,
         )
-        self._bars.start()
         self._all: TaskID | None = None
         self._epochs = self._bars.add_task("epoch", text="")
 
     def task(self, index: int, total: int, name: str, epochs: int) -> None:
         """Start the bar of a task."""
+        self._bars.start()
         if self._all is None:
             self._all = self._bars.add_task("tasks", total=total, text="")
         self._bars.update(self._all, completed=index, text=f"learning {name}")
@@ -114,6 +117,7 @@ class Live:
 
     def evaluating(self, share: float) -> None:
         """Show how far the evaluation is."""
+        self._bars.start()
         self._bars.update(self._epochs, description="evaluation", total=100, completed=int(100 * share), text="percent")
 
     def note(self, text: str) -> None:
