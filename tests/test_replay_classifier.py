@@ -17,7 +17,7 @@ from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.experiments import replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
-from boovae.experiments.replay import _past
+from boovae.experiments.replay import _past, curves
 from boovae.training.events import Observer
 from boovae.training.trainer import Trainer
 from conftest import tiny, trained
@@ -163,6 +163,16 @@ def numbers(folder: Path) -> list[dict[str, str]]:
     lines = (folder / "replay.csv").read_text().splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     return [{name: value for name, value in row.items() if not name.endswith("seconds")} for row in rows]
+
+
+def test_every_generator_that_is_wanted_has_its_curves(digits: Stream) -> None:
+    def generators(method: str, *wanted: str) -> list[tuple[str, float]]:
+        found = [curve.generator for curve in curves(tiny(method=method, boo_lambda=0.0), digits, wanted)]
+        return [(one.method, one.boo_lambda) for one in found[::2] if one is not None]
+
+    assert generators("boo+distill", "boo", "method") == [("boo", 1.0), ("boo+distill", 0.0)]
+    assert generators("boo", "boo", "method") == [("boo", 1.0)]
+    assert generators("boo", "method") == [("boo", 0.0)]
 
 
 def test_a_stopped_experiment_goes_on_and_a_finished_one_is_found(

@@ -210,7 +210,7 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
     generators = []
     if "boo" in wanted:
         generators.append(replace(settings, method="boo", boo_lambda=settings.boo_lambda or PAPER_LAMBDA))
-    if "method" in wanted and settings.method != "boo":
+    if "method" in wanted and (settings.method != "boo" or not generators):  # one curve of a name
         generators.append(settings)
     classes = sum(len(task.classes) for task in tasks)
     for generator in generators:
