@@ -197,6 +197,16 @@ def test_names_of_the_user_are_no_markup(capsys: pytest.CaptureFixture[str]) -> 
         assert str(shown(bars.tasks[-1])) == name
 
 
+def test_the_smallest_tasks_there_are_can_be_measured(tmp_path: Path) -> None:
+    images, labels = np.random.default_rng(0).random((33, 8, 8)), np.repeat([0, 1], (3, 30))
+    np.savez(tmp_path / "few.npz", images=images, labels=labels)  # of the first task one image for each purpose
+    words = ["--dataset", f"npz:{tmp_path}/few.npz", "--out", str(tmp_path / "run"), *FAST, "--epochs", "1"]
+    main(["train", *words, "--quiet"])
+    first, last = (event for event in events(tmp_path / "run") if event["event"] == "evaluation")
+    assert first["frechet"]["pooled"] == [None, None]  # one image has no spread
+    assert all(distance > 0 for distance in last["frechet"]["pooled"])
+
+
 class Terminal(io.StringIO):
     """Where bars are shown, and the cursor is hidden while they are."""
 
