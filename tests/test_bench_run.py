@@ -58,7 +58,7 @@ def numbers(folder: Path, planned: list[Cell]) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("share", "at_once"), [(None, 2), (1.0, 2), (0.6, 2), (0.5, 4), (0.34, 4), (0.25, 8), (0.1, 20)]
+    ("share", "at_once"), [(None, 2), (1.0, 2), (0.6, 2), (0.5, 4), (0.34, 6), (0.4, 4), (0.25, 8), (0.1, 20)]
 )
 def test_no_gpu_is_given_away_more_than_once(
     share: float | None, at_once: int, monkeypatch: pytest.MonkeyPatch
