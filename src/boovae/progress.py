@@ -41,7 +41,7 @@ class Display(Protocol):
 
 
 class Silent:
-    """Shows nothing but notes of trouble."""
+    """Shows nothing."""
 
     def task(self, index: int, total: int, name: str, epochs: int) -> None:
         """Show nothing."""
@@ -129,27 +129,6 @@ class Live:
         self._bars.stop()
 
 
-class Watcher:
-    """An observer of a trainer that keeps the events and shows how far it is, without a run folder."""
-
-    def __init__(self, display: Display) -> None:
-        self.display = display
-        self.events: list[dict[str, Any]] = []
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Keep an event; say aloud what a method notes."""
-        self.events.append(event)
-        if event["event"] == "note":
-            self.display.note(event["text"])
-
-    def block(self, trainer: object) -> None:
-        """Nothing is to be done between two blocks."""
-
-    def epoch(self, trainer: object, event: dict[str, Any]) -> None:
-        """Show an epoch."""
-        self.display.epoch(event)
-
-
 def make_display(*, quiet: bool) -> Display:
     """Return the display that fits where stderr goes."""
     if quiet:
@@ -174,6 +153,19 @@ class Watch:
     def epoch(self, trainer: Any, event: dict[str, Any]) -> None:
         """Show an epoch."""
         self.display.epoch(event)
+
+
+class Watcher(Watch):
+    """The same, and keeps the events."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(display)
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Keep an event, and pass on what a method has to say."""
+        self.events.append(event)
+        super().event(event)
 
 
 def _losses(event: dict[str, Any]) -> str:
