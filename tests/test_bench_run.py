@@ -18,9 +18,9 @@ import boovae.run
 from bench_parts import GIVEN, Inline, job_of
 from boovae.cli import main
 from boovae.errors import RunError
-from boovae.experiments import bench
+from boovae.experiments import bench, executors
 from boovae.experiments import matrix as matrix_module
-from boovae.experiments.executors import Executor, Slurm
+from boovae.experiments.executors import Executor, Local, Slurm
 from boovae.experiments.grid import Cell, plan, read_summary, summary_path
 from boovae.experiments.matrix import Matrix
 from boovae.experiments.watch import Board
@@ -55,6 +55,16 @@ def failing(label: str, answer: Answer, times: int = 10) -> Inline:
 def numbers(folder: Path, planned: list[Cell]) -> list[object]:
     summaries = [read_summary(folder, cell) for cell in planned]
     return [summary and summary["evaluations"] for summary in summaries]
+
+
+@pytest.mark.parametrize(
+    ("share", "at_once"), [(None, 2), (1.0, 2), (0.6, 2), (0.5, 4), (0.34, 6), (0.4, 4), (0.25, 8), (0.1, 20)]
+)
+def test_no_gpu_is_given_away_more_than_once(
+    share: float | None, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "_places", lambda device: ["0", "1"])
+    assert Local("auto", gpus=share).slots == at_once
 
 
 def test_finished_cells_are_skipped(tmp_path: Path) -> None:

@@ -188,6 +188,20 @@ def test_what_boo_remembers_is_a_handful_of_images_per_task(digits: Stream) -> N
     torch.testing.assert_close(memory["log_weights"].exp().sum(-1), torch.ones(2, 3))
 
 
+@pytest.mark.parametrize("masses", ["sizes", "equal"])
+def test_the_dilution_is_what_a_task_has_lost_of_the_prior(masses: str) -> None:
+    stream = Stream.from_tasks([torch.rand(count, 8, 8) for count in (40, 20, 10)])
+    trainer = Trainer(tiny(method="boo", boo_masses=masses, samples=2, epochs=1), stream.shape)
+    history: list[dict[str, Any]] = []
+    held = []
+    for seen, task in enumerate(stream, start=1):
+        trainer.learn(task, Recorder())
+        history.append(evaluate(trainer, stream[:seen], None, history, metrics=("nll",)))
+        held.append(trainer.replicas.buffers["prior.log_masses"][0, :seen])
+    lost = [(held[task][task] - held[-1][task]).item() for task in range(3)]
+    assert history[-1]["forgetting"]["dilution"] == pytest.approx(lost, abs=1e-5)
+
+
 @pytest.mark.slow
 def test_boo_with_distillation_forgets_a_tenth_of_what_fine_tuning_forgets() -> None:
     stream = load_stream("digits")[:4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -194,6 +195,48 @@ def test_names_of_the_user_are_no_markup(capsys: pytest.CaptureFixture[str]) -> 
         shown = bars.columns[column]
         assert isinstance(shown, ProgressColumn)
         assert str(shown(bars.tasks[-1])) == name
+
+
+def test_the_smallest_tasks_there_are_can_be_measured(tmp_path: Path) -> None:
+    images, labels = np.random.default_rng(0).random((33, 8, 8)), np.repeat([0, 1], (3, 30))
+    np.savez(tmp_path / "few.npz", images=images, labels=labels)  # of the first task one image for each purpose
+    words = ["--dataset", f"npz:{tmp_path}/few.npz", "--out", str(tmp_path / "run"), *FAST, "--epochs", "1"]
+    main(["train", *words, "--quiet"])
+    first, last = (event for event in events(tmp_path / "run") if event["event"] == "evaluation")
+    assert first["frechet"]["pooled"] == [None, None]  # one image has no spread
+    assert all(distance > 0 for distance in last["frechet"]["pooled"])
+
+
+class Terminal(io.StringIO):
+    """Where bars are shown, and the cursor is hidden while they are."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--tasks", "99"],  # refused before anything is shown
+        ["eval", "nowhere"],
+        ["latent-map", *FAST, "--tasks", "1", "--latent-dim", "2"],  # broken off in the middle
+        ["replay", *FAST, "--tasks", "1", "--curve", "boo"],
+    ],
+)
+def test_the_cursor_comes_back_however_a_command_ends(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    screen = Terminal()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("boovae.progress.Watch.epoch", broken)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert screen.getvalue().count("\x1b[?25l") == screen.getvalue().count("\x1b[?25h")
 
 
 def test_lists_of_datasets_and_methods(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,6 +110,12 @@ def test_a_tolerance_keeps_the_components_that_gain_more(bench: Bench) -> None:
     torch.testing.assert_close(bench.divergence(), curve[1], rtol=0, atol=0.2)
 
 
+@every_objective
+def test_the_only_component_stays_whatever_the_tolerance(objective: str, digits: Stream) -> None:
+    trainer = trained(tiny(method="boo", tasks=1, components=1, boo_objective=objective, boo_tolerance=9.0), digits)
+    assert trainer.method.memory()["log_weights"].tolist() == [[[0.0]], [[0.0]]]
+
+
 @pytest.mark.parametrize(
     ("objective", "weights"),
     [*(("forward", rule) for rule in RULES), *(("literal", rule) for rule in RULES[:2])],

@@ -131,6 +131,25 @@ def test_no_more_than_a_given_number_ever_waits(batch: int) -> None:
         TaskFinder(nearest, first=30, most=20)
 
 
+def test_a_beginning_that_gets_shorter_while_a_task_goes_on_moves_no_border() -> None:
+    stream, found = levels([90, 45]), []
+    for first in (30, 15):
+        finder = TaskFinder(nearest, first=30)
+        assert list(finder.feed(stream[:60])) == []
+        finder.first = first
+        found.append([len(task) for task in finder.feed(stream[60:])])
+    assert found == [[90], [90]]
+
+
+def test_fewer_that_may_wait_than_do_already_are_a_task() -> None:
+    finder = TaskFinder(nearest, first=30, most=100)
+    stream = levels([150])
+    assert list(finder.feed(stream[:80])) == []
+    finder.most = 50
+    assert [len(task) for task in finder.feed(stream[80:])] == [80, 50]
+    assert finder.waiting == 20
+
+
 def test_a_copy_goes_its_own_way() -> None:
     stream = levels([50, 50])
     finder = TaskFinder(nearest, first=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -21,6 +22,7 @@ from boovae.cli import main
 from boovae.data import Stream
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
+from boovae.report import write_csv
 from boovae.run import train
 from boovae.run_folder import Run
 from boovae.training.checkpoint import load_checkpoint
@@ -153,7 +155,17 @@ def test_a_torn_line_of_wall_times_does_not_spoil_the_next(finished: Callable[..
         file.write(b'{"event": "ta')
     with Run.open(run) as opened:
         opened.timing({"event": "task", "task": 9})
-    assert (run / "timing.jsonl").read_text().splitlines()[-2:] == ['{"event": "ta', '{"event": "task", "task": 9}']
+    tasks = [json.loads(line)["task"] for line in (run / "timing.jsonl").read_text().splitlines()]
+    assert tasks == [0, 1, 9]
+
+
+def test_a_task_that_was_timed_twice_counts_once(finished: Callable[..., Path], tmp_path: Path) -> None:
+    run = finished()
+    (run / "timing.jsonl").unlink()
+    with Run.open(run) as opened:
+        for task in (0, 1, 1):  # killed before its checkpoint, a task is evaluated and timed again
+            opened.timing({"event": "task", "task": task, "train_seconds": 7.0, "evaluate_seconds": 2.0, "steps": 1})
+    assert "# seconds: train 14.0, evaluate 4.0\n" in write_csv(run, tmp_path / "run.csv").read_text()
 
 
 def test_what_a_killed_write_left_is_removed(finished: Callable[..., Path], digits: Stream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +128,10 @@ def test_a_run_on_black_and_white_pixels_does_not_go_on_with_grey_ones(tmp_path:
     settings = tiny(replicas=1, tasks=1, method="boo+distill", binarize="dynamic")
     model = BooVAE.load(train(settings, stream, tmp_path / "run", metrics=()), device="cpu")
     assert model.sample(2).shape == (2, 8, 8)
-    with pytest.raises(InputError, match="black and white pixels: it goes on with `boovae extend RUN`"):
-        model.partial_fit(stream[1].train.images.view(-1, 8, 8))
+    kept = BooVAE.load(model.save(tmp_path / "model"), device="cpu")
+    for same in (model, kept, pickle.loads(pickle.dumps(model)), model.to("cpu")):
+        with pytest.raises(InputError, match="black and white pixels: it goes on with `boovae extend RUN`"):
+            same.partial_fit(stream[1].train.images.view(-1, 8, 8))
 
 
 def test_the_command_line_says_that_a_saved_model_goes_on_in_python(

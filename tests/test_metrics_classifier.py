@@ -203,9 +203,11 @@ def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch:
 
 
 def test_the_environment_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BOOVAE_CACHE", "~/cache")  # as for datasets
     trained_classifier(bars(labels=(0, 1)), device="cpu")
-    assert len(list((tmp_path / "classifiers").glob("*.safetensors"))) == 1
+    assert len(list((tmp_path / "home" / "cache" / "classifiers").glob("*.safetensors"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import filelock
+import pooch
 import pytest
 import torch
 from torch import Tensor, nn
@@ -105,6 +107,23 @@ def test_inception_without_weights_says_where_to_put_them(tmp_path: Path, monkey
     monkeypatch.setattr(features, "INCEPTION_MIRROR", "http://127.0.0.1:9/")
     with pytest.raises(InputError, match=r"pt_inception-2015-12-05-6726825d\.pth is not on this disk[\s\S]*Put it at"):
         make_features("inception", (3, 32, 32), (-1.0, 1.0), CPU)
+
+
+def test_two_processes_do_not_write_one_download_of_inception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    def other_process(*arguments: object, **options: object) -> str:
+        try:
+            filelock.FileLock(tmp_path / "inception" / f"{features.INCEPTION_FILE}.lock", timeout=0).acquire()
+        except filelock.Timeout:
+            held.append(True)
+        raise OSError("no network")
+
+    monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
+    monkeypatch.setattr(pooch, "retrieve", other_process)
+    with pytest.raises(InputError, match="no network"):
+        make_features("inception", (3, 32, 32), (-1.0, 1.0), CPU)
+    assert held == [True]
 
 
 def test_efficientnet_has_the_size_of_the_published_network() -> None:

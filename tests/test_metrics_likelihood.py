@@ -14,7 +14,7 @@ from torch.distributions import Normal as TorchNormal
 from boovae.distributions import DiagonalNormal
 from boovae.likelihoods import Bernoulli, Normal
 from boovae.metrics import likelihood as module
-from boovae.metrics.likelihood import log_likelihood
+from boovae.metrics.likelihood import log_likelihood, log_likelihood_of_each_task
 from boovae.nets import make_nets
 from boovae.priors import NormalPrior, Prior, VampPrior
 from boovae.training.randomness import seed_for
@@ -311,3 +311,22 @@ def test_progress_rises_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 6
     assert seen[-1] == pytest.approx(1.0)
     assert all(0 < share <= 1 for share in seen)
+
+
+def test_a_convolutional_network_is_asked_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    nets = make_nets("conv:4", (16, 16), 2, (-6.0, 2.0))
+    replicas = Replicas(lambda: VAE(*nets, Bernoulli(), NormalPrior(2), 2), [0], CPU)
+    most, room, parts = 20, 4 * 3 * 4 * 16 * 16, []  # bytes of one latent: three arrays of four channels
+    weigh = module._weigh
+
+    def noted(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        parts.append(len(arguments[-1]))
+        return weigh(*arguments)
+
+    monkeypatch.setattr(module, "_weigh", noted)
+    monkeypatch.setattr(module, "CHUNK_BYTES", {"cpu": most * room})
+    image = torch.rand(256)
+    alone = log_likelihood_of_each_task(replicas, image, tasks=1, samples=60).log_prob
+    assert (sum(parts), max(parts)) == (60, most)
+    torch.testing.assert_close(alone, log_likelihood(replicas, image.unsqueeze(0), 60).log_prob)
+    assert max(parts) == most

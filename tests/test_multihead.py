@@ -16,7 +16,7 @@ from boovae.metrics.evaluation import evaluate, generate
 from boovae.metrics.likelihood import log_likelihood
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
-from conftest import Recorder, tiny
+from conftest import Recorder, tiny, trained
 
 
 def test_old_heads_are_bit_identical_after_later_tasks(digits: Stream) -> None:
@@ -91,6 +91,15 @@ def test_old_components_cannot_be_held_by_the_network_of_another_task() -> None:
         make_method(tiny(method="boo+multihead", boo_lambda=1.0))
     with pytest.raises(InputError, match="--mog-lambda 0"):
         make_method(tiny(method="multihead+mog"))
+
+
+@pytest.mark.parametrize("other", ["boo", "mog"])
+def test_components_are_placed_with_the_encoder_of_their_task_whatever_the_order(other: str, digits: Stream) -> None:
+    """Two names of one combination end with the same bits."""
+    changes: dict[str, Any] = {"tasks": 2, "mog_lambda": 0.0, "epochs": 1}
+    one, two = (trained(tiny(method=name, **changes), digits) for name in (f"{other}+multihead", f"multihead+{other}"))
+    for name, tensor in one.replicas.tensors().items():
+        assert torch.equal(two.replicas.tensors()[name], tensor), name
 
 
 def test_components_are_shown_as_the_network_of_their_task_decodes_them(digits: Stream) -> None:

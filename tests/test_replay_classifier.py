@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor, distributions
 
 from boovae.cli import main
-from boovae.data import Stream, Task, load_stream
+from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.experiments import replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
-from boovae.experiments.replay import _past
+from boovae.experiments.replay import _past, curves
 from boovae.experiments.replay_points import Point, draw
 from boovae.training.events import Observer
 from boovae.training.trainer import Trainer
@@ -159,15 +159,6 @@ def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
     assert min(picture.size) > 300
 
 
-def test_the_method_may_be_boo_and_has_its_own_settings_unless_that_curve_is_there() -> None:
-    settings, tasks = tiny(method="boo", boo_lambda=0.0), load_stream("digits", limit=20, classes_per_task=2)[:2]
-    names = ["boo, 4 VAE tasks", "boo, 2 VAE tasks"]
-    for wanted, weight in ((["method"], 0.0), (["boo", "method"], replay.PAPER_LAMBDA)):
-        found = replay.curves(settings, tasks, wanted)
-        assert [curve.name for curve in found] == names
-        assert {curve.generator.boo_lambda for curve in found if curve.generator} == {weight}
-
-
 def test_the_figure_has_no_empty_panel_where_no_generator_learned() -> None:
     exact, boo = (
         Point(name, 2, [0.9, 0.8], [0.7, 0.6], images, 0.0, 1.0) for name, images in (("exact", 0), ("boo", 9))
@@ -181,6 +172,16 @@ def numbers(folder: Path) -> list[dict[str, str]]:
     lines = (folder / "replay.csv").read_text().splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     return [{name: value for name, value in row.items() if not name.endswith("seconds")} for row in rows]
+
+
+def test_every_generator_that_is_wanted_has_its_curves(digits: Stream) -> None:
+    def generators(method: str, *wanted: str) -> list[tuple[str, float]]:
+        found = [curve.generator for curve in curves(tiny(method=method, boo_lambda=0.0), digits, wanted)]
+        return [(one.method, one.boo_lambda) for one in found[::2] if one is not None]
+
+    assert generators("boo+distill", "boo", "method") == [("boo", 1.0), ("boo+distill", 0.0)]
+    assert generators("boo", "boo", "method") == [("boo", 1.0)]
+    assert generators("boo", "method") == [("boo", 0.0)]
 
 
 def test_a_stopped_experiment_goes_on_and_a_finished_one_is_found(

@@ -39,9 +39,9 @@ def test_dynamic_binarisation_is_drawn_anew_in_every_epoch(monkeypatch: pytest.M
     targets: list[Tensor] = []
     bound = VAE.bound
 
-    def spy(model: VAE, x: Tensor, noise: Tensor, target: Tensor | None = None) -> Any:
-        targets.append(x.clone() if target is None else target.clone())
-        return bound(model, x, noise, target)
+    def spy(model: VAE, x: Tensor, noise: Tensor) -> Any:
+        targets.append(x.clone())
+        return bound(model, x, noise)
 
     monkeypatch.setattr(VAE, "bound", spy)
     epochs, images = 40, 64
@@ -168,3 +168,13 @@ def test_an_epoch_in_which_a_replica_diverged_is_not_its_best() -> None:
     end = recorder.events[-1]
     assert end["best_epoch"][0] == 3
     assert end["best_loss"][0] == pytest.approx(losses[3])
+
+
+def test_pseudo_inputs_of_a_vamp_prior_are_not_one_and_the_same() -> None:
+    trainer, plain = make_trainer(2, prior="vamp", components=4, epochs=2), make_trainer(2)
+    for name, tensor in plain.replicas.parameters.items():  # the networks start as with any other prior
+        assert torch.equal(trainer.replicas.parameters[name], tensor)
+    trainer.learn(make_task(random_images(16), random_images(4)), Recorder())
+    inputs = trainer.replicas.map(lambda model: model.prior.pseudo_inputs)
+    assert torch.pdist(inputs.flatten(0, 1)).min() > 0.1  # of all components and replicas
+    assert 0.1 < inputs.std() < 0.2

@@ -20,7 +20,14 @@ def carry(before: Trainer, trainer: Trainer) -> None:
 
 def rebuilt(trainer: Trainer, device: torch.device) -> Trainer:
     """Return the trainer on a device, without the images and the optimiser of its last task."""
-    other = Trainer(trainer.settings, trainer.shape, trainer.pixel_range, device=device, compile=trainer.compile)
+    other = Trainer(
+        trainer.settings,
+        trainer.shape,
+        trainer.pixel_range,
+        binarize=trainer.binarize,
+        device=device,
+        compile=trainer.compile,
+    )
     carry(trainer, other)
     return other
 
@@ -32,6 +39,7 @@ def packed(trainer: Trainer) -> dict[str, Any]:
         "settings": asdict(trainer.settings),
         "shape": trainer.shape,
         "pixel_range": trainer.pixel_range,
+        "binarize": trainer.binarize,
         "compile": trainer.compile,
         "tensors": {name: tensor.cpu().numpy() for name, tensor in tensors.items()},
         "record": record,
@@ -44,6 +52,7 @@ def unpacked(values: dict[str, Any], device: torch.device) -> Trainer:
         Settings(**values["settings"]),
         values["shape"],
         values["pixel_range"],
+        binarize=values["binarize"],
         device=device,
         compile=values["compile"],
     )

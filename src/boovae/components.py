@@ -316,5 +316,5 @@ def _last_fit(until: int, epochs: int) -> int:
 def _beyond_tolerance(order: Tensor, curve: Tensor, tolerance: float) -> Tensor:
     """Return which components (R, K) come after the first that gains less than the tolerance."""
     gain = curve[:, :-1] - curve[:, 1:]
-    wanted = torch.cat([torch.ones_like(gain[:, :1], dtype=torch.bool), (gain >= tolerance).cumprod(1).bool()], 1)
+    wanted = torch.cat([torch.ones_like(curve[:, :1], dtype=torch.bool), (gain >= tolerance).cumprod(1).bool()], 1)
     return torch.zeros_like(wanted).scatter(1, order, ~wanted)

@@ -60,9 +60,9 @@ class Settings:
     log_variance_range: tuple[float, float] = (-6.0, 2.0)
     """Limits of the encoder's log-variance."""
     prior: Literal["normal", "vamp"] = "normal"
-    """Prior of `standard` and `joint`; methods that bring their own prior ignore it."""
+    """Prior of methods that bring none of their own: N(0, I), or a VampPrior of learned images."""
     components: int = 15
-    """Pseudo-inputs per task; `vamp` gets that many for each task seen."""
+    """Pseudo-inputs per task; `vamp` has that many in all, with `joint` and `scratch` for each task seen."""
 
     boo_objective: Literal["corrective", "forward", "literal"] = "corrective"
     """Boo: all components fitted together, or one after another by the forward or the paper's literal objective."""

@@ -124,6 +124,7 @@ class TaskFinder:
             raise InputError(f"most (--detect-most) is {most}; it must be at least --detect-first, {first}")
         self.trial, self.first, self.most = trial, first, most
         self._images: list[Tensor] = []  # of the task that has not ended
+        self._learned = 0  # of them by the trial: `first` and `most` may change while a task goes on
         self._scored = 0
         self._score: Score | None = None
 
@@ -156,8 +157,8 @@ class TaskFinder:
             self._scored += len(part)
             changes = [change for change in found if change is not None]
             if changes:
-                return self.first + min(changes)
-        return self.most if self._scored == self.most else None
+                return self._learned + min(changes)
+        return self._scored if self.most is not None and self._scored >= self.most else None
 
     def copy(self) -> TaskFinder:
         """Return the same state, which may go another way."""
@@ -173,7 +174,7 @@ class TaskFinder:
         held = max(2, round(HELD_OUT * len(images)))
         self._score = self.trial(images[order[held:]])
         self._detectors = [ChangeDetector(values) for values in _columns(self._score(images[order[:held]]))]
-        self._scored = self.first
+        self._scored = self._learned = len(images)
 
     def finish(self) -> Tensor | None:
         """Return the images of the last task, which the stream's end has ended; None if there are none."""

@@ -41,7 +41,7 @@ class Display(Protocol):
 
 
 class Silent:
-    """Shows nothing but notes of trouble."""
+    """Shows nothing."""
 
     def task(self, index: int, total: int, name: str, epochs: int) -> None:
         """Show nothing."""
@@ -84,7 +84,10 @@ class Lines(Silent):
 
 
 class Live:
-    """Bars with the loss of every replica and the time left."""
+    """Bars with the loss of every replica and the time left; they appear when there is something to show.
+
+    So what is refused before that leaves nothing on the screen, and the cursor where it was.
+    """
 
     def __init__(self) -> None:
         self._bars = Bars(
@@ -97,12 +100,12 @@ class Live:
             console=Console(stderr=True),
             transient=True,
         )
-        self._bars.start()
         self._all: TaskID | None = None
         self._epochs = self._bars.add_task("epoch", text="")
 
     def task(self, index: int, total: int, name: str, epochs: int) -> None:
         """Start the bar of a task."""
+        self._bars.start()
         if self._all is None:
             self._all = self._bars.add_task("tasks", total=total, text="")
         self._bars.update(self._all, completed=index, text=f"learning {name}")
@@ -114,6 +117,7 @@ class Live:
 
     def evaluating(self, share: float) -> None:
         """Show how far the evaluation is."""
+        self._bars.start()
         self._bars.update(self._epochs, description="evaluation", total=100, completed=int(100 * share), text="percent")
 
     def note(self, text: str) -> None:
@@ -123,27 +127,6 @@ class Live:
     def close(self) -> None:
         """Remove the bars."""
         self._bars.stop()
-
-
-class Watcher:
-    """An observer of a trainer that keeps the events and shows how far it is, without a run folder."""
-
-    def __init__(self, display: Display) -> None:
-        self.display = display
-        self.events: list[dict[str, Any]] = []
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Keep an event; say aloud what a method notes."""
-        self.events.append(event)
-        if event["event"] == "note":
-            self.display.note(event["text"])
-
-    def block(self, trainer: object) -> None:
-        """Nothing is to be done between two blocks."""
-
-    def epoch(self, trainer: object, event: dict[str, Any]) -> None:
-        """Show an epoch."""
-        self.display.epoch(event)
 
 
 def make_display(*, quiet: bool) -> Display:
@@ -170,6 +153,19 @@ class Watch:
     def epoch(self, trainer: Any, event: dict[str, Any]) -> None:
         """Show an epoch."""
         self.display.epoch(event)
+
+
+class Watcher(Watch):
+    """The same, and keeps the events."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(display)
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Keep an event, and pass on what a method has to say."""
+        self.events.append(event)
+        super().event(event)
 
 
 def _losses(event: dict[str, Any]) -> str:

@@ -121,9 +121,9 @@ class Run:
     def timing(self, event: Event) -> None:
         """Append wall times, which never repeat, to their own file."""
         with appending(self.folder / "timing.jsonl", begin=True) as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                file.write(b"" if file.read(1) == b"\n" else b"\n")  # a line torn by a process that was killed
+            file.seek(0)
+            file.seek(file.read().rfind(b"\n") + 1)
+            file.truncate()  # a line torn by a process that was killed or a full disk: nobody could read it
             file.write(json.dumps(event).encode() + b"\n")
 
     def _flush(self) -> int:

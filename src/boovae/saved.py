@@ -88,7 +88,7 @@ def save_model(model: Any, events: Sequence[Event], folder: Path) -> Path:
         shutil.rmtree(leftover, ignore_errors=True)
     trainer = model.trainer_
     names = [event["name"] for event in events if event["event"] == "task_start"]
-    split = {"binarize": "none", "digest": ""}
+    split = {"binarize": trainer.binarize, "digest": ""}
     head = run_event(trainer.settings, trainer.shape, trainer.pixel_range, names, split)
     with Run.create(fresh, trainer.settings, environment(trainer.device, trainer.compile, "BooVAE.save")) as run:
         run.event(head | {"estimator": _record(model)})

@@ -45,14 +45,11 @@ class VAE(nn.Module):
         output: Tensor = self.decoder(z)
         return output
 
-    def bound(self, x: Tensor, noise: Tensor, target: Tensor | None = None) -> Bound:
-        """Return the negative ELBO of images (B, D) with one sample each; `noise` (B, L) is standard normal.
-
-        `target` replaces `x` as what is to be reconstructed (binarised pixels are drawn anew, say).
-        """
+    def bound(self, x: Tensor, noise: Tensor) -> Bound:
+        """Return the negative ELBO of images (B, D) with one sample each; `noise` (B, L) is standard normal."""
         posterior = self.posterior(x)
         z = posterior.rsample(noise)
-        reconstruction = -self.likelihood.log_prob(self.decode(z), x if target is None else target)
+        reconstruction = -self.likelihood.log_prob(self.decode(z), x)
         return Bound(reconstruction, self.prior.kl(posterior, z, self.posterior))
 
     def images(self, z: Tensor) -> Tensor:

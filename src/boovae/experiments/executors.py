@@ -57,7 +57,8 @@ class Local:
         self._places = _places(device)
         cores = _cores()
         share = min(gpus or 1.0, 1.0)
-        fitting = len(self._places) * max(1, round(1 / share)) if self._places else cores
+        # A third may be written 0.34.
+        fitting = len(self._places) * int(1 / share + 0.1) if self._places else cores
         self.slots = workers or fitting
         self._threads = str(max(1, cores // self.slots))
         self._running: list[_Process] = []

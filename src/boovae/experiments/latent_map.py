@@ -8,6 +8,7 @@ map of each, and the divergence KL[q̂ ‖ prior], by Monte Carlo, of the test i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,20 +63,19 @@ def run(settings: Settings, arguments: LatentMap, command: str) -> list[dict[str
     check(settings)
     device, folder = choose_device(arguments.device), prepared(arguments.out)
     stream = planned_tasks(load_data(settings, arguments.data_dir), settings)
-    display = make_display(quiet=arguments.quiet)
     images = sum(len(task.train.images) for task in stream)
     compiled = compiles(arguments.compile, images, settings, device)
     rows, maps = [], []
-    for found in learned_maps(settings, stream, device, display, compile=compiled):
-        maps.append(found)
-        rows += [
-            {"dataset": settings.dataset, "method": found.method, "tasks_seen": found.seen, "seed": seed, "kl": kl}
-            for seed, kl in zip(settings.seeds, found.divergence, strict=True)
-        ]
-        # After every map: what is there is whole, whatever happens next.
-        write_table(folder / "latent_map.csv", rows, environment(device, compiled, command))
-        save_figure(folder / "latent_map.png", draw(maps))
-    display.close()
+    with closing(make_display(quiet=arguments.quiet)) as display:
+        for found in learned_maps(settings, stream, device, display, compile=compiled):
+            maps.append(found)
+            rows += [
+                {"dataset": settings.dataset, "method": found.method, "tasks_seen": found.seen, "seed": seed, "kl": kl}
+                for seed, kl in zip(settings.seeds, found.divergence, strict=True)
+            ]
+            # After every map: what is there is whole, whatever happens next.
+            write_table(folder / "latent_map.csv", rows, environment(device, compiled, command))
+            save_figure(folder / "latent_map.png", draw(maps))
     return rows
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -166,12 +167,12 @@ def run(settings: Settings, arguments: Replay, command: str) -> list[dict[str, A
     )
     points: list[Point] = []
     rows: list[dict[str, Any]] = []
-    for curve in curves(settings, experiment.tasks, arguments.curve):
-        points += learned(experiment, curve, Kept(folder / "curves", experiment.key(curve)))
-        rows = table(points, settings)
-        write_table(folder / "replay.csv", rows, environment(device, experiment.compiled, command))
-        save_figure(folder / "replay.png", draw(points))
-    display.close()
+    with closing(display):
+        for curve in curves(settings, experiment.tasks, arguments.curve):
+            points += learned(experiment, curve, Kept(folder / "curves", experiment.key(curve)))
+            rows = table(points, settings)
+            write_table(folder / "replay.csv", rows, environment(device, experiment.compiled, command))
+            save_figure(folder / "replay.png", draw(points))
     return rows
 
 

@@ -237,7 +237,7 @@ class Combination(Method):
 
     def adapt(self, nets: Nets) -> Nets:
         """Let all parts change the layers; first those that give a task layers of its own."""
-        for part in sorted(self.parts.values(), key=lambda part: not part.knows_task):
+        for part in self._own_layers_first():
             nets = part.adapt(nets)
         return nets
 
@@ -248,9 +248,12 @@ class Combination(Method):
         return task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Prepare all parts."""
-        for part in self.parts.values():
+        """Prepare all parts; what looks at codes of the new images needs the encoder that will learn them."""
+        for part in self._own_layers_first():
             part.begin_task(replicas, task)
+
+    def _own_layers_first(self) -> list[Method]:
+        return sorted(self.parts.values(), key=lambda part: not part.knows_task)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return all parts' draws under `part.name`."""

@@ -59,9 +59,10 @@ class Distill(Method):
         if not state:
             return {}
         weight = state["weight"]
-        z = model.prior.before(model.posterior).sample(batch["uniform"], batch["normal"])
-        old: tuple[Tensor, Tensor, DiagonalNormal] = self._teacher.answer(model, state, _answers, z)
-        output, images, posterior = old
+        answers: tuple[Tensor, Tensor, Tensor, DiagonalNormal] = self._teacher.answer(
+            model, state, _answers, batch["uniform"], batch["normal"]
+        )
+        z, output, images, posterior = answers
         terms, side = {}, self.settings.distill_divergence
         if self.settings.distill_decoder:
             terms["decoder"] = weight * model.likelihood.divergence(output, model.decode(z), side).mean()
@@ -70,8 +71,9 @@ class Distill(Method):
         return terms
 
 
-def _answers(teacher: VAE, z: Tensor) -> tuple[Tensor, Tensor, DiagonalNormal]:
-    """Return what the teacher makes of latents z (M, L): output, mean images, and how it encodes them."""
+def _answers(teacher: VAE, uniform: Tensor, normal: Tensor) -> tuple[Tensor, Tensor, Tensor, DiagonalNormal]:
+    """Return latents (M, L) of the teacher's prior and what it makes of them: output, mean images, their encodings."""
+    z = teacher.prior.before(teacher.posterior).sample(uniform, normal)
     output = teacher.decode(z)
     images = teacher.likelihood.mean(output)
-    return output, images, teacher.posterior(images)
+    return z, output, images, teacher.posterior(images)

@@ -24,6 +24,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from boovae.data.download import cache_folder
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 
@@ -193,13 +194,12 @@ def trained_classifier(
         stream: the tasks; only `stream.full` counts.
         seed: of initial weights, data order and shifts.
         device: where to train, and where the answer lives.
-        cache_dir: folder of cached classifiers; by default `classifiers` in `$BOOVAE_CACHE` or in
-            `~/.cache/boovae`.
+        cache_dir: folder of cached classifiers; by default `classifiers` in the cache of this package.
         progress: called with a line of text after every epoch.
     """
     full = stream.full
     key = json.dumps({"data": full.digest, "version": VERSION, "shape": list(full.shape), "seed": seed})
-    folder = _default_cache() if cache_dir is None else Path(cache_dir)
+    folder = cache_folder() / "classifiers" if cache_dir is None else Path(cache_dir)
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
     classifier = _load(path, key)
     if classifier is not None:
@@ -314,11 +314,6 @@ def _score(classifier: Classifier, data: tuple[Tensor, Tensor]) -> tuple[float, 
 
 
 # The cache: one file per classifier, so that weights and description can never belong to different trainings.
-
-
-def _default_cache() -> Path:
-    base = os.environ.get("BOOVAE_CACHE")
-    return (Path(base) if base else Path.home() / ".cache" / "boovae") / "classifiers"
 
 
 @contextlib.contextmanager

@@ -168,7 +168,8 @@ def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str
         ]
 
     own, pooled = rows("own"), rows("per_task")
-    change = forgetting(own, pooled, trainer.sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
+    sizes = [1] * len(history) if trainer.settings.boo_masses == "equal" else trainer.sizes
+    change = forgetting(own, pooled, sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
     return {
         "own": [listed(row.numpy()) for row in change.own],
         "pooled": [listed(row.numpy()) for row in change.pooled],

@@ -195,6 +195,7 @@ def _script(file: Path, device: torch.device) -> nn.Module:
 
 def _inception_file(data_dir: str | Path | None) -> Path:
     """Return the weights of the common FID: beside the datasets, in the cache, or downloaded."""
+    import filelock
     import pooch
 
     for folder in search_folders(data_dir):
@@ -206,8 +207,10 @@ def _inception_file(data_dir: str | Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{INCEPTION_FILE}.part"
         url, fetch = INCEPTION_MIRROR + INCEPTION_FILE, ResumingDownloader(part)
-        file = Path(pooch.retrieve(url, None, fname=INCEPTION_FILE, path=folder, downloader=fetch))
-    except (OSError, ValueError) as error:
+        # One process downloads; others that want the file, the cells of a bench say, wait, then find it.
+        with filelock.FileLock(folder / f"{INCEPTION_FILE}.lock", timeout=1800):
+            file = Path(pooch.retrieve(url, None, fname=INCEPTION_FILE, path=folder, downloader=fetch))
+    except (OSError, ValueError, NotImplementedError) as error:  # the last: a file system that has no locks
         raise InputError(
             f"--features inception: {INCEPTION_FILE} is not on this disk and could not be downloaded ({error}).\n"
             f"Put it at {search_folders(data_dir)[0] / 'inception' / INCEPTION_FILE}, or name it: inception:FILE"

@@ -74,9 +74,7 @@ def log_likelihood(
     if not len(images):
         raise InputError("images is empty: there is nothing to score")
     model = replicas.model
-    # Floats that one sample of one image takes; a component's density is computed in float64.
-    row = _widest(model, images.shape[1]) + 4 * model.prior.components
-    per_chunk = _even(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * row))
+    per_chunk = _even(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * _row(model, images.shape[1])))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
     results = []
@@ -110,8 +108,7 @@ def log_likelihood_of_each_task(
     model = replicas.model
     noise = _noise(samples, model.latent_dim, seed, image.device)
     owners = torch.arange(tasks, device=image.device) if model.prior.shares_mass else None
-    row = len(image) + 4 * model.prior.components
-    per_chunk = max(1, CHUNK_BYTES[image.device.type] // (4 * row))
+    per_chunk = max(1, CHUNK_BYTES[image.device.type] // (4 * _row(model, len(image))))
     results = []
     for r in range(len(replicas)):
         tensors = {name: tensor[r] for name, tensor in replicas.tensors().items()}
@@ -136,11 +133,11 @@ def _noise(samples: int, latent_dim: int, seed: int, device: torch.device) -> Te
     return torch.randn(samples, latent_dim, generator=generator, device=device)
 
 
-def _widest(model: VAE, pixels: int) -> int:
-    """Return the values that a decoder holds at once for one latent: those of its outputs, or of its convolutions."""
-    # A convolution, its normalisation and its ReLU each leave an array.
+def _row(model: VAE, pixels: int) -> int:
+    """Return the floats that one sample of one image takes: its outputs or convolutions, and the prior's densities."""
+    # A convolution, its normalisation and its ReLU each leave an array; a component's density is computed in float64.
     widths = [3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, ConvDecoder)]
-    return max([pixels, *widths])
+    return max([pixels, *widths]) + 4 * model.prior.components
 
 
 def _stream(

@@ -60,10 +60,13 @@ class Reference:
     def scores(self, samples: Tensor, tasks: Sequence[Task]) -> Scores:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
-        KID, precision and recall take as many samples as there are test images, or the other way round.
+        KID, precision and recall take as many samples as there are test images, or the other way round. One image alone
+        has no spread to compare: all are NaN.
         """
         real = [self.real(task) for task in tasks]
         test = torch.cat([part.test for part in real])
+        if min(len(test), sum(part.train.n for part in real), samples.shape[1]) < 2:
+            return Scores(*torch.full((len(Scores._fields), len(samples)), torch.nan, dtype=torch.float64))
         # Eigenvalues of large matrices in float64 are quicker and safer on a CPU.
         against = (moments(test), joined([part.train for part in real]))
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))

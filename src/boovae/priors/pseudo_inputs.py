@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from boovae.distributions import DiagonalMixture
 from boovae.priors.base import Density, Encoder, Prior
 
+#: Standard deviation of the logits at the start: 0.15 of the pixel range, around its middle.
+START_DEVIATION = 0.6
+
 
 class VampPrior(Prior):
     """r(z) = 1/K Σ_k q(z | u_k) with trainable pseudo-inputs u_k (Tomczak and Welling, 2018).
@@ -22,7 +25,9 @@ class VampPrior(Prior):
         super().__init__()
         self.components = components
         self.low, self.high = pixel_range
-        self.logits = nn.Parameter(torch.zeros(components, pixels))
+        # Equal pseudo-inputs would have equal gradients and stay one component for ever.
+        with torch.random.fork_rng(devices=[]):  # the networks start as they do with another prior
+            self.logits = nn.Parameter(START_DEVIATION * torch.randn(components, pixels))
 
     @property
     def pseudo_inputs(self) -> Tensor:

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-#: Networks whose distances are drawn; the names of others are not ours, they appear as text only.
-KNOWN_FEATURES = ("inception", "efficientnet-lite0", "classifier")
-
-
 @dataclass(frozen=True)
 class Picture:
     """One frame of the film strip."""

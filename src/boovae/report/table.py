@@ -75,6 +75,7 @@ def _distances(found: dict[str, Any]) -> dict[str, Any]:
 def _seconds(run: Path) -> str:
     """Return what training and evaluation took, all replicas together."""
     path = run / "timing.jsonl"
-    times = list(read_events(path, [])) if path.is_file() else []
-    sums = {key: sum(time.number(f"{key}_seconds") for time in times) for key in ("train", "evaluate")}
+    # An evaluation that was cut off is timed again.
+    latest = {time.task(): time for time in read_events(path, [])} if path.is_file() else {}
+    sums = {key: sum(time.number(f"{key}_seconds") for time in latest.values()) for key in ("train", "evaluate")}
     return ", ".join(f"{key} {value:.1f}" for key, value in sums.items())
