@@ -149,6 +149,15 @@ def test_a_wider_range_of_numbers_leaves_what_was_learned_where_it_is(net: str) 
     assert model.trainer_.pixel_range[1] > 40
 
 
+def test_a_wider_range_of_numbers_leaves_a_vampprior_where_it_is() -> None:
+    first = 100 * grey()
+    model = quick(method="standard", learning_rate=1e-8, settings={"prior": "vamp"}).partial_fit(first)
+    before = model.score_samples(first)
+    wider = first.copy()
+    wider[0] *= 50.0
+    np.testing.assert_allclose(model.partial_fit(wider).score_samples(first), before, rtol=1e-3)
+
+
 LARGER = """
 import resource, sys
 import numpy as np

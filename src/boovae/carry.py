@@ -9,13 +9,19 @@ import numpy as np
 import torch
 
 from boovae.config import Settings
+from boovae.priors import VampPrior
 from boovae.training.trainer import Trainer
 
 
 def carry(before: Trainer, trainer: Trainer) -> None:
-    """Give a fresh trainer everything that another has learned."""
+    """Give a fresh trainer everything that another has learned; its pixels may have a wider range."""
     tensors, record = before.state()
     trainer.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
+    old, new = before.replicas.model.prior, trainer.replicas.model.prior
+    if isinstance(old, VampPrior) and isinstance(new, VampPrior) and before.pixel_range != trainer.pixel_range:
+        # They are written as a share of the range: the images must stay where they are.
+        logits = trainer.replicas.parameters["prior.logits"]
+        logits.copy_(torch.logit(new.share(old.images(logits)), eps=1e-6))
 
 
 def rebuilt(trainer: Trainer, device: torch.device) -> Trainer:

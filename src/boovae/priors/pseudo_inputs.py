@@ -32,12 +32,19 @@ class VampPrior(Prior):
     @property
     def pseudo_inputs(self) -> Tensor:
         """The learned images, (K, D)."""
-        return self.low + (self.high - self.low) * torch.sigmoid(self.logits)
+        return self.images(self.logits)
+
+    def images(self, logits: Tensor) -> Tensor:
+        """Return the images (..., D) that parameters (..., D) stand for."""
+        return self.low + (self.high - self.low) * torch.sigmoid(logits)
+
+    def share(self, images: Tensor) -> Tensor:
+        """Return where pixels (..., D) lie in their range, from 0 to 1."""
+        return (images - self.low) / (self.high - self.low)
 
     def logits_of(self, images: Tensor) -> Tensor:
         """Return the parameters that make `images` (..., D) the pseudo-inputs, a little inside the pixel range."""
-        share = (images - self.low) / (self.high - self.low)
-        return torch.logit(0.02 + 0.96 * share)
+        return torch.logit(0.02 + 0.96 * self.share(images))
 
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:
         """Return the mixture; it is not divided among tasks."""
