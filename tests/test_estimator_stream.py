@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 
 from boovae import BooVAE, detect
 from boovae.errors import InputError
-from quick_estimator import Array, quick
+from quick_estimator import Array, grey, quick
 
 
 def stripes(task: int, count: int, seed: int = 0) -> Array:
@@ -158,3 +158,14 @@ def test_turning_it_off_ends_the_task() -> None:
 def test_wrong_parameters_are_refused_before_anything_is_learned(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         quick(**{"detect_tasks": True, **parameters}).partial_fit(stripes(0, 60))
+
+
+def test_a_stream_without_images_is_refused_and_nothing_is_lost() -> None:
+    model = quick(detect_tasks=True)
+    with pytest.raises(InputError, match="X holds no images"):
+        model.fit(iter([]))
+    model.fit(grey())
+    before = model.score_samples(grey(1))
+    with pytest.raises(InputError, match="X holds no images"):
+        model.fit(iter([]))
+    np.testing.assert_array_equal(model.score_samples(grey(1)), before)

@@ -139,7 +139,11 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         """Forget everything and learn X as the first task, or as a whole stream (`detect_tasks`); y is ignored."""
         with self._whole_or_as_before():
             self._forget()
-            return self._feed(X)._learn_rest() if self.detect_tasks else self._learn(X)
+            if not self.detect_tasks:
+                return self._learn(X)
+            if not self._feed(X)._learn_rest().__sklearn_is_fitted__():
+                raise InputError("X holds no images: there is nothing to learn")
+            return self
 
     def partial_fit(self, X: Data, y: object = None) -> BooVAE:  # noqa: N803
         """Learn X as one more task; y is ignored. If it fails or is interrupted, the model is as before.
