@@ -96,6 +96,7 @@ def test_a_recipe_that_cannot_take_the_winner_is_refused_before_training(
         ("boo+distill", None, None, "2 strengths"),
         ("ewc", "learning_rate", None, "has no such strength"),
         ("ewc", "ewc_strength", (-1.0,), "--ewc-strength"),
+        ("boo+multihead", "boo_lambda", (0.0, 1.0), "set --boo-lambda 0"),
     ],
 )
 def test_a_search_for_nothing_is_refused_before_training(

@@ -20,6 +20,7 @@ from boovae.config import Settings, from_mapping, read_toml, toml_value
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.machine import compiles, matmul_precision
+from boovae.methods import make_method
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Watch
 from boovae.run import planned_tasks
@@ -140,5 +141,5 @@ def _what(settings: Settings, setting: str | None, values: Sequence[float] | Non
         )
     chosen = tuple(float(value) for value in values or known[setting])
     for value in chosen:  # a bad value is refused before anything is trained
-        from_mapping({**dataclasses.asdict(settings), setting: value})
+        make_method(from_mapping({**dataclasses.asdict(settings), setting: value}))
     return setting, chosen
