@@ -93,13 +93,16 @@ class TaskMixture(Prior):
         return DiagonalMixture(*(torch.cat(parts) for parts in zip(finished, current, strict=True)))
 
     def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-density at latents z (n, s, L) under the whole mixture and under each image's own task's."""
+        """Return the log-density at latents z (n, s, L) under the whole mixture and under each image's own task's.
+
+        One image (1, s, L) with many tasks (n,) is scored by each of them.
+        """
         log_masses, log_weights, stored = self._filled(encoder)
         mixture = _flat(log_masses.unsqueeze(1) + log_weights, stored)
         scores = mixture.component_log_probs(z)  # (n, s, T K)
         count = log_weights.shape[-1]
         columns = tasks.unsqueeze(-1) * count + torch.arange(count, device=tasks.device)  # (n, K)
-        own = scores.gather(-1, columns.unsqueeze(-2).expand(*scores.shape[:-1], count))
+        own = torch.take_along_dim(scores, columns.unsqueeze(-2), -1)  # (n, s, K)
         return (
             torch.logsumexp(scores + mixture.log_weights, -1),
             torch.logsumexp(own + log_weights[tasks].unsqueeze(-2), -1),
