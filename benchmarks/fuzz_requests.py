@@ -12,9 +12,10 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from boovae.errors import InputError
 from boovae.serve import require_server
@@ -134,19 +135,24 @@ def fuzz_server(run: Path, count: int, seed: int = 0, device: str = "cpu") -> Fu
 
     words = [sys.executable, "-m", "boovae.cli", "serve", str(run), "--port", "0", "--samples", "50"]
     words += ["--device", device]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with (  # into a file: a server that says much would fill a pipe, and wait for ever
+        tempfile.TemporaryFile("w+") as told,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=told, text=True) as server,
+    ):
         try:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             if not address:
-                return Fuzzed(0, Counter(), [f"the server does not start: {server.communicate()[1]}"])
+                server.wait(timeout=60)
+                return Fuzzed(0, Counter(), [f"the server does not start: {_text(told)}"])
             with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
                 before = client.post("/api/sample", json={"n": 3}).content
                 tried, statuses, failures = fuzz(client, count, seed)
                 if client.post("/api/sample", json={"n": 3}).content != before:
                     failures.append("the same request is answered otherwise afterwards")
             server.send_signal(signal.SIGTERM)
-            said = server.communicate(timeout=60)[1].splitlines()
+            server.wait(timeout=60)
+            said = _text(told).splitlines()
         finally:
             server.kill()
     # What uvicorn says of a request that is no HTTP; anything else is an exception that was not answered for.
@@ -154,3 +160,8 @@ def fuzz_server(run: Path, count: int, seed: int = 0, device: str = "cpu") -> Fu
     if server.returncode:
         failures.append(f"the server ended with {server.returncode}")
     return Fuzzed(tried, statuses, failures)
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
