@@ -131,11 +131,10 @@ def test_what_a_bench_has_a_flag_for_is_no_business_of_the_file(
     assert f"sets {name}: in a bench that is --{name}" in capsys.readouterr().err
 
 
-def test_the_prior_of_joint_can_be_another(tmp_path: Path) -> None:
-    (config := tmp_path / "own.toml").write_text('prior = "normal"')
+def test_the_prior_of_joint_can_be_another() -> None:
     assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {}, 3)} == {"vamp"}
     assert {cell.settings.prior for cell in plan(["digits"], ["plain=joint:prior=normal"], {}, 3)} == {"normal"}
-    assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {}, 3, config)} == {"normal"}
+    assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {"prior": "normal"}, 3)} == {"normal"}
 
 
 def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from boovae.config import read_toml
 from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import make_executor
-from boovae.experiments.grid import Cell, open_folder, read_summary
+from boovae.experiments.grid import BY_FLAG, Cell, open_folder, read_summary
 from boovae.experiments.matrix import Matrix
 from boovae.experiments.measured import Measured
 from boovae.experiments.paper import is_distance
@@ -80,8 +80,11 @@ def bench(arguments: Bench, command: str) -> Outcome:
 def _request(arguments: Bench, study: Study, command: str) -> Request:
     quick = arguments.quick
     usual = QUICK_REPLICAS if quick else REPLICAS
-    named = read_toml(arguments.config) if arguments.config else {}  # what the file says, --quick leaves alone
-    fewer = {name: value for name, value in QUICK.items() if quick and name not in named}
+    named = read_toml(arguments.config) if arguments.config else {}
+    for name in filter(BY_FLAG.__contains__, named):
+        raise InputError(
+            f"--config {arguments.config} sets {name}: in a bench that is {BY_FLAG[name]}; leave it out there"
+        )
     replicas = usual if arguments.replicas is None else arguments.replicas
     results = Path("results") / (f"{arguments.study}-quick" if quick else arguments.study)
     return Request(
@@ -91,8 +94,7 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         asked=arguments.metrics,
         features=arguments.features,
         tasks=arguments.tasks,
-        given={**fewer, "replicas": replicas, "seed": arguments.seed},
-        config=arguments.config,
+        given={**(QUICK if quick else {}), **named, "replicas": replicas, "seed": arguments.seed},
         cells=arguments.out,
         results=arguments.results or results,
         command=command,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import boovae
-from boovae.config import Settings, flag, folder_name, from_mapping, read_toml, resolve
+from boovae.config import Settings, flag, folder_name, from_mapping, resolve
 from boovae.errors import InputError, unknown_name
 from boovae.experiments.paper import FACES
 from boovae.files import write_file
@@ -101,11 +101,10 @@ def plan(
     methods: Sequence[str],
     given: Mapping[str, Any],
     tasks: int,
-    config: Path | None = None,
 ) -> list[Cell]:
     """Return the cells of datasets x methods; every name and setting is checked before anything is trained.
 
-    `given` holds in every cell and wins over the file `config`. `joint` becomes a run for each number of tasks.
+    `given` holds in every cell. `joint` becomes a run for each number of tasks.
     """
     from boovae.data import DATASETS, PATH_FORMS
     from boovae.methods import make_method
@@ -117,15 +116,11 @@ def plan(
     labels = [variant.label for variant in variants]
     if len(set(labels)) < len(labels):
         raise InputError(f"--methods names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value")
-    named = read_toml(config) if config else {}
-    for name in named:
-        if name in BY_FLAG:
-            raise InputError(f"--config {config} sets {name}: in a bench that is {BY_FLAG[name]}; leave it out there")
     cells = [
         cell
         for dataset in datasets
         for variant in variants
-        for cell in _cells(dataset, variant, {**named, **given, "tasks": tasks})
+        for cell in _cells(dataset, variant, {**given, "tasks": tasks})
     ]
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense

@@ -30,7 +30,6 @@ class Request:
     """Metrics; where there are faces, distances too, if not given."""
     features: Sequence[str] | None = None
     """Networks for distances; those of the dataset if not given."""
-    config: Path | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.datasets)) < len(self.datasets):
