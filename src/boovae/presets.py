@@ -76,7 +76,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "boo_objective": "literal",
         "boo_start": "noise",
         "boo_weights": "equal",
-        "boo_prune": 0.0,
+        "boo_prune": 0.001,
         "boo_lambda": 1.0,
         "boo_decoder": "teacher",
         "boo_steps": 500,
