@@ -174,6 +174,16 @@ def test_tables_of_nothing_do_not_replace_good_ones(tmp_path: Path, capsys: pyte
     assert table.read_text() == "good"
 
 
+def test_a_setting_that_a_method_never_reads_asks_for_no_cell_anew(tmp_path: Path) -> None:
+    for method, same in {"ewc": True, "boo+ewc": False}.items():
+        before, after = (plan(["digits"], [method], {**GIVEN, "boo_prune": share}, 2)[0] for share in (0.001, 0.1))
+        assert (before.name == after.name) is same
+    (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
+    old = dataclasses.asdict(dataclasses.replace(cell.settings, mog_fit="gradient"))
+    (tmp_path / f"{cell.name}.json").write_text(json.dumps({"settings": old}))
+    assert read_summary(tmp_path, cell) is not None
+
+
 def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:
     (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
     assert read_summary(tmp_path, cell) is None

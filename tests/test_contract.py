@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from boovae.config import Settings
 from boovae.data import Split, Stream, Task
 from boovae.distributions import DiagonalNormal
-from boovae.methods import METHODS, Method, TaskImages, make_method, register
+from boovae.methods import METHODS, Method, TaskImages, make_method, never_read, register, settings_read
 from boovae.training.engine import BLOCK
 from boovae.training.events import Event
 from boovae.training.replicas import Replicas
@@ -62,6 +63,34 @@ def test_finished_tasks_are_forgotten_but_for_the_declared_memory(case: dict[str
             poisoned(own)
     assert same(trainer, poor)
     assert (trainer.method.images_stored() > 0) == method.stores_examples
+
+
+@every_method
+def test_what_a_method_says_it_never_reads_is_never_read(
+    case: dict[str, Any], digits: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = set()
+
+    def noted(self: Settings, name: str) -> Any:
+        read.add(name)
+        return object.__getattribute__(self, name)
+
+    settings = tiny(**case)
+    monkeypatch.setattr(Settings, "__getattribute__", noted)
+    trained(settings, digits)
+    others = never_read(case["method"])
+    assert "batch_size" in read
+    assert others
+    assert not read & others
+
+
+def test_settings_of_other_methods_are_put_back_to_their_defaults() -> None:
+    changed = tiny(ewc_strength=7.0, boo_prune=0.1, coreset_images=3, epochs=5)
+    expected = {"ewc": (7.0, 1e-3, 15), "boo+coreset": (100.0, 0.1, 3), "multihead": (100.0, 1e-3, 15)}
+    for method, kept in expected.items():
+        read = settings_read(dataclasses.replace(changed, method=method))
+        assert (read.ewc_strength, read.boo_prune, read.coreset_images) == kept
+        assert (read.epochs, read.method) == (5, method)
 
 
 @every_method

@@ -143,9 +143,14 @@ def _cells(dataset: str, variant: Variant, given: Mapping[str, Any]) -> Iterable
 
 
 def schedule(values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a cell: the paper's epochs and early stopping, but `distill` has its own recipe."""
+    """Return the settings of a cell: the paper's epochs and early stopping, but `distill` has its own recipe.
+
+    What its method never reads is left at the defaults, so that a change there does not ask for the cell anew.
+    """
+    from boovae.methods import settings_read
+
     ours = "distill" in str(values["method"]).split("+")
-    return resolve(values, preset=None if ours else "paper")
+    return settings_read(resolve(values, preset=None if ours else "paper"))
 
 
 # --- what a finished cell has left ----------------------------------------------------------------------------------
@@ -180,12 +185,13 @@ def summary_path(folder: Path, name: str) -> Path:
 
 def read_summary(folder: Path, cell: Cell) -> Summary | None:
     """Return what a finished cell has measured; None if it is not finished."""
+    from boovae.methods import settings_read
+
     path = summary_path(folder, cell.name)
     if not path.exists():
         return None
     summary = _read_json(path)
-    made_with = from_mapping(summary["settings"])
-    if made_with != cell.settings:
+    if settings_read(from_mapping(summary["settings"])) != settings_read(cell.settings):
         raise InputError(f"{path} was made with other settings than its name says: remove it, and the cell runs again")
     return summary
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from typing import Any
+
 from boovae.config import Settings
 from boovae.errors import InputError, unknown_name
 from boovae.methods.base import Combination, Method, TaskImages
@@ -52,17 +55,43 @@ def register(method: type[Method]) -> type[Method]:
 
 def make_method(settings: Settings) -> Method:
     """Return the method that the settings name; `a+b` combines."""
-    names = settings.method.split("+")
-    for name in names:
-        if name not in METHODS:
-            raise unknown_name("method", name, METHODS)
+    names, parts = settings.method.split("+"), _parts(settings.method)
     if len(set(names)) < len(names):
         raise InputError(f"--method {settings.method} names a method twice; name each once")
     for alone, reason in ALONE.items():
         if alone in names and len(names) > 1:
             raise InputError(f"--method {settings.method}: {alone} {reason}; use it alone")
-    parts = [METHODS[name](settings) for name in names]
-    return parts[0] if len(parts) == 1 else Combination(settings, parts)
+    made = [part(settings) for part in parts]
+    return made[0] if len(made) == 1 else Combination(settings, made)
 
 
-__all__ = ["METHODS", "Combination", "Method", "TaskImages", "make_method", "register"]
+def settings_read(settings: Settings) -> Settings:
+    """Return the settings with those that the method never reads at their defaults.
+
+    >>> settings_read(Settings(method="ewc", boo_steps=7)) == Settings(method="ewc")
+    True
+    """
+    others = never_read(settings.method)
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name in others}
+    return replace(settings, **defaults)
+
+
+def never_read(method: str) -> frozenset[str]:
+    """Return the settings of other methods, which this one (or combination) never reads."""
+    parts = _parts(method)
+    if any(part.reads is None for part in parts):
+        return frozenset()
+    read = tuple(name for part in parts for name in part.reads or ())
+    of_methods = tuple(name for known in METHODS.values() for name in known.reads or ())
+    names = (field.name for field in fields(Settings))
+    return frozenset(name for name in names if name.startswith(of_methods) and not name.startswith(read))
+
+
+def _parts(method: str) -> list[type[Method]]:
+    for name in method.split("+"):
+        if name not in METHODS:
+            raise unknown_name("method", name, METHODS)
+    return [METHODS[name] for name in method.split("+")]
+
+
+__all__ = ["METHODS", "Combination", "Method", "TaskImages", "make_method", "never_read", "register", "settings_read"]

@@ -65,6 +65,8 @@ class Method:
     tracks = False
     #: Names (their beginnings) of parameters that belong to one task alone and are frozen with it.
     private: tuple[str, ...] = ()
+    #: Which settings of methods it reads, by the beginnings of their names; None: perhaps any of them.
+    reads: tuple[str, ...] | None = None
     #: Methods it cannot be combined with, and why.
     clashes: Mapping[str, str] = MappingProxyType({})
 

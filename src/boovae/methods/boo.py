@@ -41,6 +41,7 @@ class Boo(MixtureMethod):
     name = "boo"
     strength_name = "boo_lambda"
     summary = "a prior of a few learned images per task, fitted to the aggregated posterior"
+    reads: tuple[str, ...] | None = ("boo_",)
 
     #: What learns the components, and what makes the prior.
     minorises: type[Minorisation] = Minorisation

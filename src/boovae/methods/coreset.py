@@ -33,6 +33,7 @@ class Coreset(Method):
 
     name = "coreset"
     summary = "keeps a few real images of each finished task and learns them again"
+    reads = ("coreset_",)
     stores_examples = True
     shared_memory = frozenset({"counts"})
     clashes = MappingProxyType(

@@ -30,6 +30,7 @@ class Distill(Method):
 
     name = "distill"
     summary = "holds the network to its frozen predecessor on latents of the old prior; combine: boo+distill"
+    reads = ("distill_",)
     settled_by = 2
 
     def __init__(self, settings: Settings) -> None:

@@ -54,6 +54,7 @@ class EWC(Method):
 
     name = "ewc"
     summary = "holds each weight to its old value, as firmly as its Fisher information says"
+    reads = ("ewc_",)
     settled_by = 2
 
     def __init__(self, settings: Settings) -> None:

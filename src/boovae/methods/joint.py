@@ -22,6 +22,7 @@ class Joint(Method):
 
     name = "joint"
     summary = "keeps every image and trains on all of them from a fresh start: the upper bound"
+    reads = ()
     stores_examples = True
     shared_memory = frozenset({"train", "valid"})
 

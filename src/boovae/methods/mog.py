@@ -46,6 +46,16 @@ class MoG(MixtureMethod):
     name = "mog"
     strength_name = "mog_lambda"
     summary = "a mixture of free Gaussians per task in latent space, held by the paper's two penalties"
+    reads = (
+        "mog_",
+        "boo_decoder",
+        "boo_divergence",
+        "boo_elbo",
+        "boo_lambda_schedule",
+        "boo_masses",
+        "boo_reencode",
+        "boo_until",
+    )
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -26,6 +26,7 @@ class Multihead(Method):
 
     name = "multihead"
     summary = "an encoder and a decoder input layer of its own for each task; the task must be known"
+    reads = ()
     knows_task = True
     private = ("encoder.", "decoder.head.")
     clashes = MappingProxyType(

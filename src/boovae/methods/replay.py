@@ -32,6 +32,7 @@ class Replay(Method):
 
     name = "replay"
     summary = "learns images that its frozen predecessor generates, beside those of the task"
+    reads = ("replay_",)
     settled_by = 2
     clashes = MappingProxyType(
         {

@@ -49,6 +49,7 @@ class SI(Method):
 
     name = "si"
     summary = "holds each weight to its old value, as firmly as its moves lowered the loss of earlier tasks"
+    reads = ("si_",)
     settled_by = 2
     tracks = True
 

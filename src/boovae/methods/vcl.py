@@ -35,6 +35,7 @@ class VCL(Method):
 
     name = "vcl"
     summary = "Gaussian weights; the posterior that one task leaves is the prior of the next"
+    reads = ("vcl_",)
     clashes = MappingProxyType(
         {
             "ewc": "both hold the weights to where they were, vcl by their own variances",
