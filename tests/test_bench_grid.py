@@ -174,6 +174,11 @@ def test_tables_of_nothing_do_not_replace_good_ones(tmp_path: Path, capsys: pyte
     assert table.read_text() == "good"
 
 
+def test_a_variant_by_what_its_method_never_reads_is_refused() -> None:
+    with pytest.raises(InputError, match="--methods x: ewc never reads boo_steps"):
+        plan(["digits"], ["x=ewc:boo_steps=7"], GIVEN, 2)
+
+
 def test_a_setting_that_a_method_never_reads_asks_for_no_cell_anew(tmp_path: Path) -> None:
     for method, same in {"ewc": True, "boo+ewc": False}.items():
         before, after = (plan(["digits"], [method], {**GIVEN, "boo_prune": share}, 2)[0] for share in (0.001, 0.1))

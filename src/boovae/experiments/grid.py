@@ -128,6 +128,10 @@ def plan(
 
 
 def _cells(dataset: str, variant: Variant, given: Mapping[str, Any]) -> Iterable[Cell]:
+    from boovae.methods import never_read
+
+    for name in sorted(never_read(variant.method) & set(variant.changes)):
+        raise InputError(f"--methods {variant.label}: {variant.method} never reads {name}; leave it out")
     values = {**given, **variant.changes, "dataset": dataset, "method": variant.method}
     if variant.method != "joint":
         yield Cell(variant.label, schedule(values))
