@@ -46,7 +46,7 @@ class MoG(MixtureMethod):
     name = "mog"
     strength_name = "mog_lambda"
     summary = "a mixture of free Gaussians per task in latent space, held by the paper's two penalties"
-    reads = (
+    reads = (  # of boo's what the penalties, the masses of tasks and the times of fitting have in common
         "mog_",
         "boo_decoder",
         "boo_divergence",
