@@ -98,3 +98,24 @@ def test_samples_come_from_the_task_that_is_asked_for() -> None:
     shares = torch.stack([(drawn == task).float().mean() for task in range(3)])
     torch.testing.assert_close(shares, prior.log_masses[:3].exp(), rtol=0, atol=0.03)
     assert ((prior(identity_encoder, 1).sample(uniform, normal)[:, 0] / 100).round() == 1).all()
+
+
+def test_old_pseudo_inputs_pass_the_encoder_beside_the_live_ones_without_changing_a_number() -> None:
+    prior = filled()
+    prior.live_inputs.normal_()
+    prior.live_log_weights[:] = torch.randn(4).log_softmax(-1)
+    prior.live = True
+    passes = []
+
+    def encoder(x: Tensor) -> DiagonalNormal:
+        passes.append(len(x))
+        return identity_encoder(x)
+
+    posterior, z = DiagonalNormal(torch.randn(5, 2), torch.randn(5, 2)), torch.randn(5, 2)
+    apart = prior.kl(posterior, z, encoder), prior.encoded(encoder)
+    prior.holds = True
+    together = prior.kl(posterior, z, encoder), prior.encoded(encoder)
+    assert len(passes) == 3
+    torch.testing.assert_close(together, apart)
+    prior.encoded(encoder)
+    assert len(passes) == 4  # what was kept is used once

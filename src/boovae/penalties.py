@@ -22,7 +22,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.distributions import DiagonalMixture, DiagonalNormal
-from boovae.priors.boosted import EMPTY, ROOM, TaskMixture
+from boovae.priors.boosted import EMPTY, ROOM, BoostedPrior, TaskMixture
 from boovae.teacher import Teacher
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
@@ -55,6 +55,8 @@ class Penalties:
         """Take the decoder's outputs of old components and the weight of the penalty, (R,)."""
         if not self.on or task.index == 0:
             return
+        if isinstance(replicas.model.prior, BoostedPrior):
+            replicas.model.prior.holds = True
         if self.settings.boo_lambda_schedule == "tasks":
             strength = strength * (task.images_before / task.own_images)
         if self._teacher:
@@ -89,14 +91,14 @@ class Penalties:
         """Return R_enc; noise (2, C, L)."""
         before, weights = _old(model)
         stored = DiagonalNormal(before.mean, before.log_variance)
-        now = model.posterior(_mixture(model).pseudo_inputs.flatten(0, 1))
+        now = _mixture(model).encoded(model.posterior)
         side = self.settings.boo_divergence
         if self.reduction != "reference":
             return (self._shares(weights) * stored.divergence(now, side)).sum()
         mixture = DiagonalMixture(before.log_weights, *now)
-        there, here = stored.rsample(noise[0]), now.rsample(noise[1])
-        forward = before.log_prob(there) - mixture.log_prob(there)
-        reverse = mixture.log_prob(here) - before.log_prob(here)
+        samples = torch.cat([stored.rsample(noise[0]), now.rsample(noise[1])])  # scored together: fewer, larger steps
+        forward, against = (before.log_prob(samples) - mixture.log_prob(samples)).chunk(2)
+        reverse = -against
         sides = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}
         return ((weights > 0) * sides[side]).sum()
 

@@ -70,6 +70,10 @@ class TaskMixture(Prior):
             return encoder(self.pseudo_inputs)
         return DiagonalNormal(self.mean, self.log_variance)
 
+    def encoded(self, encoder: Encoder) -> DiagonalNormal:
+        """Return what the encoder makes of the pseudo-inputs of finished tasks now, (T K, L)."""
+        return encoder(self.pseudo_inputs.flatten(0, 1))
+
     def outward(self, mean: Tensor) -> Tensor:
         """Return which latents the means of components stand for: themselves, unless there is a flow."""
         return mean
@@ -131,10 +135,33 @@ class BoostedPrior(TaskMixture):
     def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, **options: Any) -> None:
         super().__init__(tasks, components, pixels, latent_dim, **options)
         self.register_buffer("live_inputs", torch.zeros(components, pixels))
+        #: Whether `encoded` will be asked for after every `kl`.
+        self.holds = False
+        self._encoded: DiagonalNormal | None = None
 
     def current(self, encoder: Encoder) -> DiagonalMixture:
         """Return the mixture of the encodings of the live pseudo-inputs, as the encoder sees them now."""
         return DiagonalMixture(self.live_log_weights, *encoder(self.live_inputs))
+
+    def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
+        """Return log q(z | x) − log r(z); see `TaskMixture`.
+
+        Pseudo-inputs of finished tasks, if they are asked for next, pass the encoder together with the live ones: on a
+        GPU small products cost by their number.
+        """
+        if not (self.holds and self.live and self.elbo == "current"):
+            return super().kl(posterior, z, encoder)
+        count = len(self.live_inputs)
+        both = encoder(torch.cat([self.live_inputs, self.pseudo_inputs.flatten(0, 1)]))
+        live, self._encoded = (
+            DiagonalNormal(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None))
+        )
+        return posterior.log_prob(z) - DiagonalMixture(self.live_log_weights, *live).log_prob(z)
+
+    def encoded(self, encoder: Encoder) -> DiagonalNormal:
+        """Return what the encoder makes of the pseudo-inputs of finished tasks now, (T K, L)."""
+        held, self._encoded = self._encoded, None
+        return super().encoded(encoder) if held is None else held
 
 
 class FreeMixture(TaskMixture):
