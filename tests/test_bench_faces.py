@@ -22,6 +22,7 @@ from boovae.experiments.grid import Cell, plan
 from boovae.experiments.measured import Measured
 from boovae.experiments.paper import FACES_NAMES, numbers
 from boovae.experiments.request import Request
+from boovae.experiments.shown import component_pictures
 from boovae.experiments.tables import table
 from boovae.recall import load_data
 from faces import four_colours, write_celeba
@@ -130,7 +131,9 @@ def test_of_learned_components_the_decoded_are_shown_the_heaviest_first(tmp_path
     listed = [component | {"weight": 0.1}, component | {"weight": 0.9, "decoded": tile(blue // 2)}]
     (tmp_path / cell.name).mkdir()
     (tmp_path / cell.name / "components.json").write_text(json.dumps({"components": listed}))
-    content = learned(with_distances(cell, 1.0), tmp_path)
+    measured = with_distances(cell, 1.0)
+    measured.cells[0][1]["components"] = component_pictures(tmp_path / cell.name)
+    content = learned(measured)
     assert content is not None
     pixels = np.asarray(Image.open(io.BytesIO(content)))
     assert not (pixels == (255, 0, 0)).all(2).any()

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,10 +210,10 @@ def test_slurm_jobs_that_are_killed_run_again(tmp_path: Path) -> None:
     assert all(numbers(tmp_path, planned))
 
 
-def command(folder: Path, config: Path) -> subprocess.Popen[str]:
+def command(folder: Path, config: Path, *more: str) -> subprocess.Popen[str]:
     words = ["bench", "paper", "--datasets", "digits", "--methods", *METHODS, "--tasks", "2", "--replicas", "2"]
     words += ["--config", str(config), "--out", str(folder / "cells"), "--results", str(folder / "results")]
-    program = [sys.executable, "-m", "boovae.cli", *words, "--json", "--device", "cpu"]
+    program = [sys.executable, "-m", "boovae.cli", *words, *more, "--json", "--device", "cpu"]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -237,6 +238,16 @@ def test_the_command_runs_cells_as_processes_and_prints_what_came_of_them(tmp_pa
         "digits_curves.svg",
     ):
         assert (tmp_path / "results" / name).stat().st_size > 0
+
+
+def test_records_beside_the_results_are_all_that_another_machine_needs(tmp_path: Path) -> None:
+    config, here, there = write_config(tmp_path / "tiny.toml"), tmp_path / "here", tmp_path / "there"
+    command(here, config).communicate(timeout=240)
+    shutil.copytree(here / "results" / "cells", there / "cells")
+    output, _ = command(there, config, "--only-tables").communicate(timeout=240)
+    assert json.loads(output)["missing"] == []
+    for name in ("nll.csv", "diversity.csv", "digits_samples.png", "digits_curves.svg"):
+        assert (there / "results" / name).read_bytes() == (here / "results" / name).read_bytes()
 
 
 def test_failed_cells_are_named_and_the_exit_code_is_one(

@@ -22,6 +22,7 @@ from boovae.experiments.grid import Cell, plan
 from boovae.experiments.measured import Measured
 from boovae.experiments.paper import METHOD_NAMES, Printed, numbers
 from boovae.experiments.request import Request
+from boovae.experiments.shown import sample_pictures
 from boovae.experiments.statistics import Spread, paired, spread
 from boovae.experiments.tables import Entry, table
 from boovae.report import save_grid
@@ -159,9 +160,10 @@ def test_terms_of_the_classes_add_up_to_the_divergence_from_uniform() -> None:
 def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured, tmp_path: Path) -> None:
     asked = request(tmp_path)
     for cell, summary in measured.cells:
-        for task in range(len(summary["tasks"])):
-            path = asked.cells / cell.name / "samples" / f"task_{task:02d}.png"
-            save_grid(path, np.random.default_rng(task).random((64, 64)), (8, 8))
+        run, tasks = asked.cells / cell.name, len(summary["tasks"])
+        for task in range(tasks):
+            save_grid(run / "samples" / f"task_{task:02d}.png", np.random.default_rng(task).random((64, 64)), (8, 8))
+        summary["samples"] = sample_pictures(run, tasks)
     paper_bench.write(asked, [measured], missing=["mnist vcl"])
     text = (asked.results / "mnist.csv").read_text()
     for line in ("# command: boovae bench", "# commit: abc", "# device: none", "# seeds: 0 1"):

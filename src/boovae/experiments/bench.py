@@ -13,13 +13,14 @@ from boovae.config import read_toml
 from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import make_executor
-from boovae.experiments.grid import BY_FLAG, Cell, open_folder, read_summary
+from boovae.experiments.grid import BY_FLAG, Cell, open_folder, read_summary, summary_path
 from boovae.experiments.matrix import Matrix
 from boovae.experiments.measured import Measured
 from boovae.experiments.paper import is_distance
 from boovae.experiments.request import Request
 from boovae.experiments.watch import make_board
 from boovae.experiments.work import Job, make_job
+from boovae.files import write_file
 from boovae.metrics.features import check_present
 
 
@@ -74,6 +75,7 @@ def bench(arguments: Bench, command: str) -> Outcome:
     failed = {} if arguments.only_tables else _run(arguments, request, cells)
     missing = _missing(request, cells)
     findings = study.write(request, collect(cells, request.cells), missing)
+    _keep(request, cells)
     return Outcome(arguments.study, len(cells), failed, missing, findings, str(request.results))
 
 
@@ -104,6 +106,14 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
 def _missing(request: Request, cells: Sequence[Cell]) -> list[str]:
     """Name the cells that are not finished."""
     return [cell.title for cell in cells if read_summary(request.cells, cell) is None]
+
+
+def _keep(request: Request, cells: Sequence[Cell]) -> None:
+    """Put the records of finished cells beside the results: copied to `--out`, a bench goes on from them anywhere."""
+    for name in sorted({cell.name for cell in cells}):
+        record = summary_path(request.cells, name)
+        if record.exists():
+            write_file(summary_path(request.results / "cells", name), record.read_bytes())
 
 
 def _check_features(request: Request, cells: Sequence[Cell]) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from boovae.experiments.measured import Measured
 from boovae.experiments.paper import DATASET_NAMES, comparable, numbers
+from boovae.experiments.shown import LEARNED, opened
 from boovae.experiments.statistics import Spread
 from boovae.experiments.tables import rows_of, title_of
 from boovae.report.charts import COLOURS, Series, chart
@@ -31,9 +28,6 @@ if TYPE_CHECKING:
 PER_TASK = {"nll": ("nll", "NLL, nats"), "diversity": ("diversity_term", "diversity term")}
 WIDTH, HEIGHT, LEGEND = 360, 210, 20  # of a chart on a sheet, and of a line of its legend
 PER_ROW = 5  # entries of a legend in a row
-SAMPLES = 4  # rows and columns of a sample grid that are shown
-LARGE = 200  # pixels
-LEARNED = 10  # components of a task that are shown
 LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels; a longer label has more
 
 
@@ -116,35 +110,25 @@ def _colours() -> str:
     return f"svg {{ {names} color: var(--ink); font-family: sans-serif; }} text {{ fill: currentColor; }}"
 
 
-def samples(measured: Measured, folder: Path) -> bytes | None:
+def samples(measured: Measured) -> bytes | None:
     """Lay the samples out as PNG: a row per method, a column per number of tasks seen; None if there are none."""
-    from PIL import Image
-
-    pictures: dict[tuple[str, int], Image.Image] = {}
+    pictures: dict[tuple[str, int], Image] = {}
     for cell, summary in measured.cells:
-        for task in range(len(summary["tasks"])):
-            path = folder / cell.name / "samples" / f"task_{task:02d}.png"
-            if path.is_file():
-                pictures[cell.label, (task + 1) * cell.settings.classes_per_task] = _few(Image.open(path))
+        for task, picture in enumerate(summary.get("samples", ())):
+            pictures[cell.label, (task + 1) * cell.settings.classes_per_task] = opened(picture)
     drawn = {label for label, _ in pictures}
     return png(_laid_out(pictures, [label for label in measured.labels if label in drawn])) if pictures else None
 
 
-def learned(measured: Measured, folder: Path) -> bytes | None:
-    """Lay out what the decoders make of the heaviest learned components: a row per method and task; None without any.
-
-    Never the pseudo-inputs themselves: they may start at, and stay near, real images. A heavy component stands for many
-    images.
-    """
+def learned(measured: Measured) -> bytes | None:
+    """Lay out what the decoders make of learned components: a row per method and task; None without any."""
     from PIL import Image
 
-    rows: list[tuple[str, list[Image.Image]]] = []
-    for cell, _ in measured.cells:
-        path = folder / cell.name / "components.json"
-        for name, components in _by_task(path).items() if path.is_file() else ():
-            heavy = sorted(components, key=lambda component: component["weight"] or 0.0, reverse=True)[:LEARNED]
-            shown = [Image.open(io.BytesIO(base64.b64decode(one["decoded"]))).convert("RGB") for one in heavy]
-            rows.append((f"{cell.label}, {name}", shown))
+    rows = [
+        (f"{cell.label}, {name}", [opened(picture).convert("RGB") for picture in pictures])
+        for cell, summary in measured.cells
+        for name, pictures in summary.get("components", {}).items()
+    ]
     if not rows:
         return None
     wide, high = (max(getattr(image, side) for _, row in rows for image in row) for side in ("width", "height"))
@@ -155,14 +139,6 @@ def learned(measured: Measured, folder: Path) -> bytes | None:
         for column, image in enumerate(row):
             whole.paste(image, (left + column * wide, place * (high + GAP)))
     return png(whole)
-
-
-def _by_task(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the components that a run has written down, by the name of their task."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for component in json.loads(path.read_text(encoding="utf-8"))["components"]:
-        found.setdefault(component["name"] or str(component["task"]), []).append(component)
-    return found
 
 
 def _write(picture: Image, place: tuple[int, int], text: str) -> None:
@@ -180,14 +156,6 @@ def _font() -> FreeTypeFont | ImageFont:
     from PIL.ImageFont import load_default
 
     return load_default(13)
-
-
-def _few(picture: Image) -> Image:
-    """Return the upper left of a grid of samples, smaller if it is large."""
-    side = 8  # a run draws 64 of them
-    box = (0, 0, picture.width * SAMPLES // side, picture.height * SAMPLES // side)
-    few = (picture if picture.mode == "L" else picture.convert("RGB")).crop(box)
-    return few.reduce(2) if few.width > LARGE else few
 
 
 def _laid_out(pictures: dict[tuple[str, int], Image], labels: Sequence[str]) -> Image:

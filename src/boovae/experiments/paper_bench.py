@@ -75,8 +75,7 @@ def _chapter(request: Request, measured: Measured) -> Chapter:
         drawn = panels(measured, metric)
         figures.append(Panels(f"Task by task: {PER_TASK[metric][1]}", HOW_PANELS[metric], drawn))
         _save(request, f"{stem}_{metric}_per_task.svg", drawn, measured.labels, 5)
-    # Whatever the dataset, only what a decoder has made is shown: never a real image.
-    pictures = {"samples": samples(measured, request.cells), "components": learned(measured, request.cells)}
+    pictures = {"samples": samples(measured), "components": learned(measured)}
     for name, picture in pictures.items():
         if picture is not None:
             write_file(request.results / f"{stem}_{name}.png", picture)

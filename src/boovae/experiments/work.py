@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from boovae.config import Settings, from_mapping, to_toml
 from boovae.errors import BoovaeError
 from boovae.experiments.grid import FORMAT, Cell, Summary, read_summary, summary_path
+from boovae.experiments.shown import component_pictures, sample_pictures
 from boovae.files import write_file
 
 Compile = Literal["auto", "on", "off"]
@@ -115,7 +116,7 @@ def _run(job: Job, cell: Cell, folder: Path) -> Answer:
 
 
 def summarise(run: Path, settings: Settings) -> Summary:
-    """Return what a finished run folder says that tables and figures need: without its curves, and small."""
+    """Return all of a finished run folder that tables, figures and sheets need: without its curves, and small."""
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     timing = [json.loads(line) for line in (run / "timing.jsonl").read_text(encoding="utf-8").splitlines()]
     latest = {time["task"]: time for time in timing}  # an evaluation that was cut off is timed again
@@ -131,6 +132,8 @@ def summarise(run: Path, settings: Settings) -> Summary:
         "kept": {
             event["task"]: event["kept"] for event in events if event["event"] == "components" and "kept" in event
         },
+        "samples": sample_pictures(run, len(head["tasks"])),
+        "components": component_pictures(run),
         "seconds": {key: sum(time[f"{key}_seconds"] for time in latest.values()) for key in ("train", "evaluate")},
     }
 
