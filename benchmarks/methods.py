@@ -2,9 +2,10 @@
 
     python benchmarks/methods.py --device cuda --compile on
 
-Random images of MNIST's size, the paper's network for MNIST (mlp:300, 40 latents), batches of 250, five replicas. Tasks
-follow each other as in a run; at those of `--tasks` the steps are timed, of each the median epoch. What a method does
-between epochs (learning components, say) is not part of a step: `seconds` of a run tell it.
+Random images of MNIST's size, the paper's network for MNIST (mlp:300, 40 latents), batches of 250, five replicas; or of
+another dataset (`--dataset celeba`), with its network and batches. Tasks follow each other as in a run; at those of
+`--tasks` the steps are timed, of each the median epoch. What a method does between epochs (learning components, say) is
+not part of a step: `seconds` of a run tell it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -23,12 +25,17 @@ from boovae.experiments.grid import schedule
 from boovae.show import print_rows
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-from speed import IMAGES, PIXELS, machine, task_of
+from speed import IMAGES, machine, task_of
 
 METHODS = (
     *("standard", "ewc", "si", "vcl", "coreset", "mog", "replay", "multihead", "multihead+ewc", "multihead+vcl"),
     *("boo", "boo+ewc", "boo+vcl", "boo+replay", "boo+distill"),
 )
+#: The size and range of images of each dataset.
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[float, float]]] = {
+    **dict.fromkeys(("mnist", "notmnist", "fashion_mnist"), ((28, 28), (0.0, 1.0))),
+    "celeba": ((3, 32, 32), (-1.0, 1.0)),
+}
 EPOCHS, UNTIMED = 8, 3  # of a timed task; the first epochs compile and capture
 
 
@@ -59,6 +66,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", choices=("on", "off"), default="off")
     parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--dataset", choices=sorted(SHAPES), default="mnist", help="whose recipe and size of images")
     parser.add_argument("--tasks", nargs="+", type=int, default=(2, 5, 10), help="after how many tasks to time")
     parser.add_argument("--replicas", type=int, default=5)
     parser.add_argument("--images", type=int, default=IMAGES, help="images of a task")
@@ -67,7 +75,7 @@ def main() -> None:
     device = torch.device(options.device)
     steps: dict[str, dict[int, float]] = {}
     for method in options.methods:
-        settings = settings_of(method, options.replicas)
+        settings = settings_of(method, options.dataset, options.replicas)
         steps[method] = time_method(settings, device, options.compile == "on", options.tasks, options.images)
         print(method, {task: round(value, 3) for task, value in steps[method].items()}, flush=True)
     print_rows(["method", *(f"ms at task {task}" for task in options.tasks), "times standard"], rows(steps))
@@ -77,21 +85,22 @@ def main() -> None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def settings_of(method: str, replicas: int) -> Settings:
+def settings_of(method: str, dataset: str, replicas: int) -> Settings:
     """Return the settings of a bench's cell, without early stopping and with short fits between epochs."""
-    return schedule({"dataset": "mnist", "method": method, "replicas": replicas, "early_stop": 10**6, "boo_steps": 1})
+    return schedule({"dataset": dataset, "method": method, "replicas": replicas, "early_stop": 10**6, "boo_steps": 1})
 
 
 def time_method(
     settings: Settings, device: torch.device, compiled: bool, timed: list[int], images: int
 ) -> dict[int, float]:
     """Return milliseconds per step of all replicas together, {task: median over epochs}."""
-    trainer = Trainer(settings, (28, 28), device=device, compile=compiled)
+    shape, pixel_range = SHAPES[settings.dataset]
+    trainer = Trainer(settings, shape, pixel_range, device=device, compile=compiled)
     result = {}
     for number in range(1, max(timed) + 1):
         clock = StepClock()
         trainer.settings = dataclasses.replace(settings, epochs=EPOCHS if number in timed else 1)
-        data = torch.rand(images, PIXELS, generator=torch.Generator().manual_seed(number))
+        data = torch.rand(images, math.prod(shape), generator=torch.Generator().manual_seed(number))
         trainer.learn(task_of(data, number - 1), clock)
         if number in timed:
             result[number] = 1000 * statistics.median(clock.seconds[UNTIMED:]) / trainer.engine.steps_per_epoch

@@ -27,4 +27,5 @@ def test_steps_are_timed_and_compared_with_standard(
 
 def test_every_timed_method_is_one() -> None:
     for method in methods.METHODS:
-        make_method(methods.settings_of(method, replicas=1))
+        for dataset in methods.SHAPES:
+            make_method(methods.settings_of(method, dataset, replicas=1))

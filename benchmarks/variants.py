@@ -1,0 +1,88 @@
+"""Which settings learn better? Variants of a method, scored on validation images after the last task.
+
+    python benchmarks/variants.py --dataset mnist boo+distill warm=boo+distill:kl_warmup=20
+
+Each variant is METHOD or NAME=METHOD:setting=value,…, as in a bench, with the recipe of its dataset (or `--preset`).
+All have the same seeds, so they are compared in pairs. Test images are never looked at. `boovae tune` is faster for a
+strength, whose values it trains side by side; this takes any setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from boovae.config import resolve
+from boovae.experiments.grid import Variant
+from boovae.machine import choose_device, compiles, matmul_precision
+from boovae.metrics.evaluation import log_likelihood_of_tasks
+from boovae.progress import Lines, Watch
+from boovae.recall import load_data
+from boovae.run import planned_tasks
+from boovae.show import print_rows
+from boovae.training.trainer import Trainer
+
+
+def main() -> None:
+    """Train every variant, one after another, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variants", nargs="+", type=Variant.parse)
+    parser.add_argument("--dataset", default="digits")
+    parser.add_argument("--tasks", type=int, default=None, help="learn only the first N tasks")
+    parser.add_argument("--replicas", type=int, default=2, help="seeds of each variant")
+    parser.add_argument("--preset", default=None)
+    parser.add_argument("--images", type=int, default=400, help="validation images per task")
+    parser.add_argument("--samples", type=int, default=500, help="importance samples per image")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
+    options = parser.parse_args()
+    rows = []
+    for variant in options.variants:
+        began = time.perf_counter()
+        scores = score(variant, options)
+        by_seed = [statistics.fmean(seed) for seed in zip(*scores, strict=True)]
+        rows.append(
+            [
+                variant.label,
+                f"{statistics.fmean(by_seed):.2f}",
+                " ".join(f"{value:.2f}" for value in by_seed),
+                " ".join(f"{statistics.fmean(task):.1f}" for task in scores),
+                f"{time.perf_counter() - began:.0f}",
+            ]
+        )
+    print_rows(["variant", "NLL", "by seed", "by task", "seconds"], rows)
+
+
+def score(variant: Variant, options: argparse.Namespace) -> list[list[float]]:
+    """Return the NLL of each task's validation images, by seed, after the last task."""
+    given = {"dataset": options.dataset, "method": variant.method, "tasks": options.tasks, "replicas": options.replicas}
+    settings = resolve({**given, **variant.changes}, preset=options.preset)
+    stream, device = load_data(settings), choose_device(options.device)
+    planned = planned_tasks(stream, settings)
+    trainer = Trainer(
+        settings,
+        stream.shape,
+        stream.pixel_range,
+        binarize=stream.binarize,
+        device=device,
+        compile=compiles(options.compile, sum(len(task.train.images) for task in planned), settings, device),
+    )
+    display = Lines()
+    for index, task in enumerate(planned):
+        display.task(index, len(planned), f"{variant.label}: {task.name}", settings.epochs)
+        trainer.learn(task, Watch(display))
+    parts = [task.valid.images[: options.images] for task in planned]
+    owners = torch.repeat_interleave(torch.tensor([len(part) for part in parts])).to(device)
+    with matmul_precision(device):
+        found = log_likelihood_of_tasks(
+            trainer, torch.cat(parts).to(device), owners, options.samples, display.evaluating
+        )
+    nll = -found.log_prob.double()
+    return [nll[:, owners == task].mean(1).tolist() for task in range(len(parts))]
+
+
+if __name__ == "__main__":
+    main()
