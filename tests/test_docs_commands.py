@@ -34,6 +34,9 @@ NOT_RUN = {
     "python benchmarks/drill.py --seed 7": "the same with another seed",
     "python benchmarks/drill.py --keep drill": "test_drill.py runs it reduced, with --keep",
     "python benchmarks/drill.py --only files input": "test_drill.py runs some parts",
+    "export 'BOOVAE_METHODS=$PWD/anchor.py'": "test_outside_methods.py sets it",
+    "boovae train --method boo+anchor --dataset mnist": "needs the variable; test_outside_methods.py runs a bench",
+    "boovae bench paper --methods boo boo+anchor --datasets mnist": "the same",
     "python benchmarks/drill.py --only kills soak --device cuda --kills 25 --tasks 60 --seconds 30": "needs CUDA",
 }
 #: Pages whose commands take more than a few seconds.
@@ -119,6 +122,13 @@ def run(words: list[str], tasks: int) -> None:
                 run(["boovae", *step], tasks)
         case ["rm", file]:
             Path(file).unlink()
+        case ["mkdir", "-p", folder]:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        case ["cp", files, folder]:
+            found = [*Path().glob(files)]
+            assert found, shlex.join(words)
+            for path in found:
+                shutil.copy(path, folder)
         case _:
             pytest.fail(
                 f"nobody knows how to run {shlex.join(words)!r}: teach `run`, or name it in NOT_RUN with a reason"

@@ -1,8 +1,15 @@
-"""The registry of methods. A new method is one file and one line here, or `register` from anywhere else."""
+"""The registry of methods. A new method is one file and one line here, or `register` from anywhere else.
+
+`BOOVAE_METHODS` names Python files outside the package whose methods every command knows, the workers of a bench too.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from boovae.config import Settings
@@ -43,6 +50,8 @@ ALONE = {
     "scratch": "starts afresh at every task, there is nothing to protect",
 }
 METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
+#: The variable that names files with more of them, separated as in PATH.
+OUTSIDE = "BOOVAE_METHODS"
 
 
 def register(method: type[Method]) -> type[Method]:
@@ -93,5 +102,20 @@ def _parts(method: str) -> list[type[Method]]:
             raise unknown_name("method", name, METHODS)
     return [METHODS[name] for name in method.split("+")]
 
+
+def _import_outside() -> None:
+    """Run the files that `BOOVAE_METHODS` names; an error in one of them is its author's to see, as it is."""
+    for place, name in enumerate(filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep))):
+        path, before = Path(name).expanduser(), dict(METHODS)
+        spec = importlib.util.spec_from_file_location(f"boovae_outside_{place}", path) if path.is_file() else None
+        if spec is None or spec.loader is None:
+            raise InputError(f"{OUTSIDE} names {name}: no such Python file")
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if before == METHODS:
+            raise InputError(f"{OUTSIDE} names {name}, which registers no method: decorate its class with @register")
+
+
+_import_outside()
 
 __all__ = ["METHODS", "Combination", "Method", "TaskImages", "make_method", "never_read", "register", "settings_read"]
