@@ -84,6 +84,8 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
         (["paper", "--methods", "joint+ewc"], "joint keeps everything"),
         (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
         (["paper", "--tasks", "0"], "--tasks"),
+        (["paper", "--datasets", "digits", "--tasks", "11"], "--tasks is 11, but digits has 10 tasks"),
+        (["paper", "--methods", "a|b=boo:components=3"], "cannot hold '|'"),
         (["paper", "--replicas", "0"], "--replicas"),
         (["paper", "--workers", "0"], "--workers"),
         (["paper", "--config", "nowhere.toml"], "nowhere.toml"),

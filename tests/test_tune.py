@@ -6,14 +6,17 @@ import json
 import math
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from boovae import tune
 from boovae.cli import main
 from boovae.config import resolve
 from boovae.data import Stream
 from boovae.errors import InputError
+from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Silent
 from boovae.training.trainer import Trainer
 from boovae.tune import SEARCHES, Trial, best, search, write_recipe
@@ -149,3 +152,20 @@ def test_recipes_set_the_strength_of_a_method_and_of_its_combinations(
     assert resolve({"dataset": "mnist", "method": "multihead+ewc"}).ewc_strength == 7
     assert resolve({"dataset": "mnist", "method": "boo+ewc"}).ewc_strength == 9
     assert resolve({"dataset": "mnist", "method": "ewc", "ewc_strength": 1.0}).ewc_strength == 1
+
+
+@pytest.mark.parametrize(("words", "samples"), [([], 500), (["--samples", "3"], 3)])
+def test_importance_samples_are_as_many_as_asked_for(
+    words: list[str], samples: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[int] = []
+    score = log_likelihood_of_tasks
+
+    def noting(trainer: Any, images: Any, owners: Any, count: int, *others: Any) -> Any:
+        taken.append(count)
+        return score(trainer, images, owners, 2, *others)
+
+    monkeypatch.setattr(tune, "log_likelihood_of_tasks", noting)
+    main(["tune", "ewc", "--tasks", "1", "--epochs", "1", "--values", "1", "--seeds-each", "1", *words, "--json"])
+    assert taken == [samples]
+    assert len(json.loads(capsys.readouterr().out)) == 1

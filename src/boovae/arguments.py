@@ -91,6 +91,7 @@ class Extend(Logs):
 class Tune(Configured, Settings):
     """Choose a method's strength on validation data; all candidates train at once, as replicas."""
 
+    defaults: ClassVar[dict[str, Any]] = {"samples": 500}
     setting: str | None = None
     """The setting to choose, for example ewc_strength; the method's own if not given."""
     values: tuple[float, ...] | None = None

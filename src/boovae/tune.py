@@ -40,8 +40,6 @@ SEARCHES: dict[str, dict[str, tuple[float, ...]]] = {
     "si": {"si_strength": (0.01, 0.1, 1.0, 10.0, 100.0)},
     "vcl": {"vcl_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "vcl_log_variance": (-12.0, -10.0, -9.0, -8.0, -7.0)},
 }
-#: Importance samples per validation image.
-SAMPLES = 500
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,9 @@ def search(
         images = torch.cat([task.valid.images for task in planned]).to(device)
         owners = torch.repeat_interleave(torch.tensor([len(task.valid.images) for task in planned])).to(device)
         scores = (
-            -log_likelihood_of_tasks(trainer, images, owners, SAMPLES, display.evaluating).log_prob.double().mean(1)
+            -log_likelihood_of_tasks(trainer, images, owners, settings.samples, display.evaluating)
+            .log_prob.double()
+            .mean(1)
         )
     rows = scores.view(len(values), seeds).tolist()
     return [Trial(setting, value, row) for value, row in zip(values, rows, strict=True)]

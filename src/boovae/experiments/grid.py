@@ -83,6 +83,8 @@ class Variant:
         for name in ("dataset", "method"):
             if name in changes:
                 raise InputError(f"--methods {text}: {name} is no setting of a variant; a bench takes {BY_FLAG[name]}")
+        if "|" in label:
+            raise InputError(f"--methods {text}: a name becomes the head of a column and cannot hold '|'")
         if not label or (named and not method) or (changes and not named):
             raise InputError(f"--methods {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
         return cls(label, method or label, changes)
@@ -124,6 +126,10 @@ def plan(
     ]
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense
+        known = DATASETS.get(cell.settings.dataset)
+        if known is not None and cell.tasks > len(known.class_names):
+            most = len(known.class_names) // cell.settings.classes_per_task
+            raise InputError(f"--tasks is {tasks}, but {known.name} has {most} tasks; use at most that many")
     return cells
 
 
