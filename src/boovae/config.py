@@ -175,6 +175,8 @@ class Settings:
     """Weight of the KL term once it is warm."""
     kl_warmup: int = 0
     """Epochs over which the KL weight grows linearly from 0."""
+    bound_samples: int = 1
+    """Samples of every image in the training bound; more than one make it tighter (the importance-weighted bound)."""
 
     samples: int = 5000
     """Importance samples per test image."""
@@ -208,7 +210,8 @@ def flag(name: str) -> str:
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "replicas epochs batch_size latent_dim components samples generated plateau_patience early_stop "
-        "classes_per_task distill_latents boo_until boo_samples flow_width ewc_images coreset_images replay_images",
+        "classes_per_task bound_samples distill_latents boo_until boo_samples flow_width ewc_images coreset_images "
+        "replay_images",
         lambda value: value >= 1,
         "a whole number of at least 1",
     ),

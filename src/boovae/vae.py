@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from boovae.distributions import DiagonalNormal
@@ -12,10 +14,18 @@ from boovae.priors import Prior
 
 
 class Bound(NamedTuple):
-    """The two parts of the negative ELBO per image, each (B,)."""
+    """The two parts of the negative ELBO per image, each (B,); with S samples of every image, each (S, B)."""
 
     reconstruction: Tensor
     kl: Tensor
+
+    def importance_weighted(self, kl_weight: Tensor) -> Tensor:
+        """Return −log (1/S) Σ_s exp(−reconstruction_s − kl_weight · kl_s), (B,), of S samples.
+
+        It lies between the negative ELBO and −log p(x) (Burda, Grosse and Salakhutdinov, 2016).
+        """
+        each = self.reconstruction + kl_weight * self.kl
+        return math.log(len(each)) - torch.logsumexp(-each, 0)
 
 
 class VAE(nn.Module):
@@ -46,7 +56,7 @@ class VAE(nn.Module):
         return output
 
     def bound(self, x: Tensor, noise: Tensor) -> Bound:
-        """Return the negative ELBO of images (B, D) with one sample each; `noise` (B, L) is standard normal."""
+        """Return the negative ELBO of images (B, D); `noise` (B, L), or (S, B, L) for S samples, is standard normal."""
         posterior = self.posterior(x)
         z = posterior.rsample(noise)
         reconstruction = -self.likelihood.log_prob(self.decode(z), x)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from boovae.bayes import gaussians, make_bayesian, noisy, recorded_shapes
 from boovae.config import Settings
 from boovae.distributions import DiagonalNormal
+from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
 from boovae.nets import Nets
 from boovae.training.engine import Batch
@@ -45,6 +46,8 @@ class VCL(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        if settings.bound_samples > 1:
+            raise InputError("--method vcl draws one output of a layer for each image; set --bound-samples 1")
         self._shapes: dict[str, tuple[int, ...]] = {}  # what each Bayesian layer makes of one image
         self._previous: dict[str, Tensor] = {}
 

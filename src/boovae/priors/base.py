@@ -48,5 +48,8 @@ class Prior(nn.Module, ABC):
         return whole, whole
 
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
-        """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one."""
+        """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one.
+
+        At several samples z (S, B, L) it is that of each, (S, B).
+        """
         return posterior.log_prob(z) - self.forward(encoder).log_prob(z)

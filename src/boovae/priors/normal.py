@@ -20,5 +20,7 @@ class NormalPrior(Prior):
         return StandardNormal(self.latent_dim)
 
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
-        """Return KL[q(z | x) | N(0, I)] exactly."""
+        """Return KL[q(z | x) | N(0, I)] exactly, or at each of several samples (S, B, L)."""
+        if z.dim() > posterior.mean.dim():
+            return super().kl(posterior, z, encoder)
         return posterior.kl_to_standard()

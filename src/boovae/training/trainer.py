@@ -95,20 +95,28 @@ class Trainer:
     # --- the loss -----------------------------------------------------------------------------------------------
 
     def objective(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return the terms of one replica's loss: the weighted negative ELBO and the method's penalties."""
+        """Return the terms of one replica's loss: the negative bound and the method's penalties.
+
+        `reconstruction` and `kl` are the parts of the ELBO; with several samples per image the bound is tighter.
+        """
         x, weight = augment.changed(batch["x"], batch, self.settings, self.shape, self.pixel_range), batch["weight"]
         if "pixels" in batch:  # last: what was changed must be black and white in the end, as the test images are
             x = (batch["pixels"] < x).to(x.dtype)
         with self.method.perturbed(model, batch):
             bound = model.bound(x, batch["latent"])
-        reconstruction, kl = (bound.reconstruction * weight).sum(), (bound.kl * weight).sum()
+        samples = self.settings.bound_samples
+        reconstruction, kl = ((part * (weight / samples)).sum() for part in bound)
+        loss = reconstruction + batch["kl_weight"] * kl
+        if samples > 1:
+            loss = (bound.importance_weighted(batch["kl_weight"]) * weight).sum()
         penalties = self.method.penalty(model, batch)
-        loss = reconstruction + batch["kl_weight"] * kl + sum(penalties.values())
+        loss = loss + sum(penalties.values())
         return {"loss": loss, "reconstruction": reconstruction, "kl": kl, **penalties}
 
     def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:
         """Return the random tensors of one step of one replica."""
-        draws = {"latent": Draw("normal", (batch_size, self.settings.latent_dim))}
+        several = (self.settings.bound_samples,) if self.settings.bound_samples > 1 else ()
+        draws = {"latent": Draw("normal", (*several, batch_size, self.settings.latent_dim))}
         if training and self.binarize == "dynamic":
             draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
         if training:

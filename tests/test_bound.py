@@ -1,0 +1,80 @@
+"""The training bound with one sample of every image and with several, against torch.distributions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli as TorchBernoulli
+from torch.distributions import Normal as TorchNormal
+
+from boovae.data import Stream
+from boovae.errors import InputError
+from boovae.likelihoods import Bernoulli
+from boovae.methods import make_method
+from boovae.nets import make_nets
+from boovae.priors import NormalPrior, Prior, VampPrior
+from boovae.training.trainer import Trainer
+from boovae.vae import VAE
+from conftest import Recorder, in_torch, tiny
+
+IMAGES, PIXELS, LATENT = 4, 6, 3
+
+
+def model_with(prior: Prior) -> VAE:
+    torch.manual_seed(0)
+    nets = make_nets("mlp:5", (PIXELS,), LATENT, (-6.0, 2.0))
+    return VAE(*nets, Bernoulli(), prior, LATENT).requires_grad_(False)
+
+
+def log_ratios(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
+    """log p(x, z) − log q(z | x) of every sample, (S, B), in torch's own words."""
+    mean, log_variance = model.posterior(x)
+    q = TorchNormal(mean, (0.5 * log_variance).exp())
+    z = q.mean + q.stddev * noise
+    likelihood = TorchBernoulli(logits=model.decode(z)).log_prob(x).sum(-1)
+    normal = isinstance(model.prior, NormalPrior)
+    prior = None if normal else in_torch(model.prior(model.posterior))
+    log_prior: Tensor = TorchNormal(0, 1).log_prob(z).sum(-1) if prior is None else prior.log_prob(z)
+    ratios: Tensor = likelihood + log_prior - q.log_prob(z).sum(-1)
+    return ratios
+
+
+@pytest.mark.parametrize("prior", [NormalPrior(LATENT), VampPrior(3, PIXELS, (0.0, 1.0))], ids=["normal", "vamp"])
+def test_several_samples_make_the_importance_weighted_bound(prior: Prior) -> None:
+    model = model_with(prior)
+    x, noise = torch.rand(IMAGES, PIXELS).round(), torch.randn(7, IMAGES, LATENT)
+    truth = math.log(7) - log_ratios(model, x, noise).logsumexp(0)
+    torch.testing.assert_close(model.bound(x, noise).importance_weighted(torch.ones(())), truth)
+
+
+def test_more_samples_are_tighter_and_never_better_than_the_truth() -> None:
+    model = model_with(NormalPrior(LATENT))
+    x = torch.rand(IMAGES, PIXELS).round()
+    mean = {}
+    for samples in (1, 5, 50):
+        noise = torch.randn(4000, samples, IMAGES, LATENT)
+        bounds = torch.func.vmap(lambda noise: model.bound(x, noise).importance_weighted(torch.ones(())))(noise)
+        mean[samples] = bounds.mean().item()
+    truth = (math.log(200_000) - log_ratios(model, x, torch.randn(200_000, IMAGES, LATENT)).logsumexp(0)).mean().item()
+    assert mean[1] > mean[5] + 0.01 > mean[50] + 0.02 > truth + 0.02
+
+
+@pytest.mark.parametrize("method", ["boo+distill", "boo-flow+distill", "mog", "joint", "multihead+ewc", "boo+replay"])
+def test_methods_learn_by_it_and_the_losss_terms_stay_those_of_the_elbo(method: str, digits: Stream) -> None:
+    trainer = Trainer(tiny(method=method, bound_samples=4), digits.shape)
+    recorder = Recorder()
+    for task in digits[:2]:
+        trainer.learn(task, recorder)
+    first = next(event for event in recorder.events if event["event"] == "epoch")["train"]
+    for loss, reconstruction, kl in zip(first["loss"], first["reconstruction"], first["kl"], strict=True):
+        assert loss < reconstruction + kl
+
+
+def test_what_cannot_have_several_samples_is_refused() -> None:
+    with pytest.raises(InputError, match="--bound-samples 1"):
+        make_method(tiny(method="boo+vcl", bound_samples=2))
+    with pytest.raises(InputError, match="--bound-samples is 0"):
+        tiny(bound_samples=0)
