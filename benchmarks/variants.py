@@ -53,6 +53,7 @@ def main() -> None:
                 f"{time.perf_counter() - began:.0f}",
             ]
         )
+        print(*rows[-1], sep="  ", flush=True)  # a long comparison may be stopped
     print_rows(["variant", "NLL", "by seed", "by task", "seconds"], rows)
 
 
