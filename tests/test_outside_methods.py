@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from bench_parts import GIVEN
+from boovae.errors import InputError
+from boovae.methods import make_method
+from conftest import tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-method.md"
 
@@ -43,6 +46,8 @@ def test_it_is_listed_and_workers_of_a_bench_train_it(anchor: Path, tmp_path: Pa
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["failed"] == {}
     assert "boo+anchor,2,nll" in (tmp_path / "results" / "digits.csv").read_text()
+    with pytest.raises(InputError, match="BOOVAE_METHODS"):  # this process does not know it
+        make_method(tiny(method="boo+anchor"))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

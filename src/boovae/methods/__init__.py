@@ -99,7 +99,9 @@ def never_read(method: str) -> frozenset[str]:
 def _parts(method: str) -> list[type[Method]]:
     for name in method.split("+"):
         if name not in METHODS:
-            raise unknown_name("method", name, METHODS)
+            raise InputError(
+                f"{unknown_name('method', name, METHODS)}\nOne of your own is known once {OUTSIDE} names its file."
+            )
     return [METHODS[name] for name in method.split("+")]
 
 
