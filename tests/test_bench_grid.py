@@ -101,6 +101,15 @@ def test_bad_input_is_refused_before_any_work(
     assert not list(tmp_path.glob("cells/*-*"))
 
 
+def test_the_last_task_may_have_fewer_classes_and_borders_make_any_number_of_tasks() -> None:
+    assert len(plan(["digits"], ["standard"], {**GIVEN, "classes_per_task": 3}, 4)) == 1
+    assert len(plan(["digits"], ["standard"], {**GIVEN, "borders": tuple(range(100, 1200, 100))}, 12)) == 1
+    with pytest.raises(InputError, match="--tasks is 12, but digits has 10 tasks"):
+        plan(["digits"], ["joint"], GIVEN, 12)
+    with pytest.raises(InputError, match="--tasks is 11, but digits has 10 tasks"):
+        plan(["digits"], ["x=standard:tasks=11"], GIVEN, 2)
+
+
 def cells_of(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> list[Cell]:
     """Return the cells that a command would run."""
     found: list[Cell] = []

@@ -16,6 +16,7 @@ from boovae.likelihoods import Bernoulli
 from boovae.methods import make_method
 from boovae.nets import make_nets
 from boovae.priors import NormalPrior, Prior, VampPrior
+from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder, in_torch, tiny
@@ -71,6 +72,23 @@ def test_methods_learn_by_it_and_the_losss_terms_stay_those_of_the_elbo(method: 
     first = next(event for event in recorder.events if event["event"] == "epoch")["train"]
     for loss, reconstruction, kl in zip(first["loss"], first["reconstruction"], first["kl"], strict=True):
         assert loss < reconstruction + kl
+
+
+def test_validation_weighs_the_kl_fully_from_the_first_epoch_on(digits: Stream) -> None:
+    """Else the best epoch of a warm-up would be chosen by numbers that cannot be compared."""
+    settings = tiny(method="standard", bound_samples=4, kl_warmup=50, epochs=2)
+    trainer = Trainer(settings, digits.shape)
+    told: list[list[float]] = []
+
+    class Noting(Recorder):
+        def epoch(self, trainer: Trainer, event: Event) -> None:
+            trainer.engine.kl_weight.fill_(settings.kl_weight)
+            told.append(trainer.engine.validate()["loss"].tolist())
+
+    recorder = Noting()
+    trainer.learn(digits[0], recorder)
+    logged = [event["valid"]["loss"] for event in recorder.events if event["event"] == "epoch"]
+    assert logged == [pytest.approx(each, rel=1e-5) for each in told]
 
 
 def test_what_cannot_have_several_samples_is_refused() -> None:

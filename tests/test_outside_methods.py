@@ -25,7 +25,7 @@ def anchor(tmp_path: Path) -> Path:
     match = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert match is not None
     path = tmp_path / "anchor.py"
-    path.write_text(match.group(1))
+    path.write_text(f"from boovae.run import train  # a file may import what it likes\n{match.group(1)}")
     return path
 
 

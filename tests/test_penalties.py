@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -329,3 +330,11 @@ def test_a_strong_penalty_keeps_old_components_where_they_were(digits: Stream) -
         return stored.symmetric_kl(now).mean().item()
 
     assert drift(10.0) < 0.3 * drift(0.0)
+
+
+def test_nothing_of_a_step_stays_in_the_model(digits: Stream) -> None:
+    """EWC looks at gradients of single images before the task is stored; what it computes with must not be kept."""
+    trainer = Trainer(tiny(method="ewc+boo", boo_lambda=1.0), digits.shape)
+    for task in digits[:2]:
+        trainer.learn(task, Recorder())
+    copy.deepcopy(trainer.replicas.model)  # tensors of a gradient's computation cannot be copied

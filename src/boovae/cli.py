@@ -267,8 +267,9 @@ def datasets(arguments: Datasets) -> None:
 
 def methods(arguments: Methods) -> None:
     """List the methods."""
-    from boovae.methods import METHODS
+    from boovae.methods import METHODS, import_outside
 
+    import_outside()
     print_rows(("method", "what it does"), [(name, method.summary) for name, method in METHODS.items()])
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.distributions import DiagonalMixture, DiagonalNormal
-from boovae.priors.boosted import EMPTY, ROOM, BoostedPrior, TaskMixture
+from boovae.priors.boosted import EMPTY, ROOM, TaskMixture
 from boovae.teacher import Teacher
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
@@ -55,8 +55,6 @@ class Penalties:
         """Take the decoder's outputs of old components and the weight of the penalty, (R,)."""
         if not self.on or task.index == 0:
             return
-        if isinstance(replicas.model.prior, BoostedPrior):
-            replicas.model.prior.holds = True
         if self.settings.boo_lambda_schedule == "tasks":
             strength = strength * (task.images_before / task.own_images)
         if self._teacher:

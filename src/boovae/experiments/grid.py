@@ -126,11 +126,19 @@ def plan(
     ]
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense
-        known = DATASETS.get(cell.settings.dataset)
-        if known is not None and cell.tasks > len(known.class_names):
-            most = len(known.class_names) // cell.settings.classes_per_task
-            raise InputError(f"--tasks is {tasks}, but {known.name} has {most} tasks; use at most that many")
+        if cell.settings.dataset in DATASETS and cell.settings.borders is None:
+            _check_tasks(cell, DATASETS[cell.settings.dataset].class_names)
     return cells
+
+
+def _check_tasks(cell: Cell, classes: Sequence[str]) -> None:
+    """Refuse more tasks than the classes make; the last task may have fewer of them than the others."""
+    settings = cell.settings
+    count = len(settings.class_order or classes)
+    joint = settings.method == "joint"
+    asked, most = (cell.tasks, count) if joint else (settings.tasks or 1, -(-count // settings.classes_per_task))
+    if asked > most:
+        raise InputError(f"--tasks is {asked}, but {settings.dataset} has {most} tasks; use at most that many")
 
 
 def _cells(dataset: str, variant: Variant, given: Mapping[str, Any]) -> Iterable[Cell]:

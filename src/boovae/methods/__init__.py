@@ -50,8 +50,9 @@ ALONE = {
     "scratch": "starts afresh at every task, there is nothing to protect",
 }
 METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
-#: The variable that names files with more of them, separated as in PATH.
+#: The variable that names files with more of them, separated as in PATH, and those that were run.
 OUTSIDE = "BOOVAE_METHODS"
+_run: set[str] = set()
 
 
 def register(method: type[Method]) -> type[Method]:
@@ -97,6 +98,7 @@ def never_read(method: str) -> frozenset[str]:
 
 
 def _parts(method: str) -> list[type[Method]]:
+    import_outside()
     for name in method.split("+"):
         if name not in METHODS:
             raise InputError(
@@ -105,19 +107,33 @@ def _parts(method: str) -> list[type[Method]]:
     return [METHODS[name] for name in method.split("+")]
 
 
-def _import_outside() -> None:
-    """Run the files that `BOOVAE_METHODS` names; an error in one of them is its author's to see, as it is."""
+def import_outside() -> None:
+    """Run the files that `BOOVAE_METHODS` names, each once; an error in one of them is its author's to see, as it is.
+
+    They are run when a method is asked for, not when this module is imported: they may import all of the package.
+    """
     for place, name in enumerate(filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep))):
+        if name in _run:
+            continue
         path, before = Path(name).expanduser(), dict(METHODS)
         spec = importlib.util.spec_from_file_location(f"boovae_outside_{place}", path) if path.is_file() else None
         if spec is None or spec.loader is None:
             raise InputError(f"{OUTSIDE} names {name}: no such Python file")
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        _run.add(name)  # before it runs: it may make a method itself
         spec.loader.exec_module(module)
         if before == METHODS:
             raise InputError(f"{OUTSIDE} names {name}, which registers no method: decorate its class with @register")
 
 
-_import_outside()
-
-__all__ = ["METHODS", "Combination", "Method", "TaskImages", "make_method", "never_read", "register", "settings_read"]
+__all__ = [
+    "METHODS",
+    "Combination",
+    "Method",
+    "TaskImages",
+    "import_outside",
+    "make_method",
+    "never_read",
+    "register",
+    "settings_read",
+]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from boovae.config import Settings, flag
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
 from boovae.penalties import Penalties
-from boovae.priors.boosted import TaskMixture
+from boovae.priors.boosted import BoostedPrior, TaskMixture
 from boovae.training.engine import Batch
 from boovae.training.randomness import Draw
 from boovae.training.replicas import Replicas
@@ -84,6 +85,19 @@ class MixtureMethod(Method):
     def state(self) -> dict[str, Tensor]:
         """Return what the penalties read."""
         return self.penalties.state
+
+    @contextmanager
+    def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
+        """Let old pseudo-inputs, which R_enc will ask for, pass the encoder together with the live ones; no noise."""
+        prior = model.prior if self.penalties.state else None
+        if not isinstance(prior, BoostedPrior):
+            yield
+            return
+        prior.holds = True
+        try:
+            yield
+        finally:
+            prior.holds = False
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return R_enc and R_dec, if they are on."""

@@ -135,7 +135,7 @@ class BoostedPrior(TaskMixture):
     def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, **options: Any) -> None:
         super().__init__(tasks, components, pixels, latent_dim, **options)
         self.register_buffer("live_inputs", torch.zeros(components, pixels))
-        #: Whether `encoded` will be asked for after every `kl`.
+        #: Whether `encoded` will be asked for right after `kl`.
         self.holds = False
         self._encoded: DiagonalNormal | None = None
 

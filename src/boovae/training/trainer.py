@@ -217,6 +217,8 @@ class Trainer:
 
     def _end_epoch(self, images: TaskImages, observer: Observer) -> None:
         settings, control = self.settings, self._control
+        if settings.bound_samples > 1:  # what several samples gain depends on the weight, so it is the full one
+            self.engine.kl_weight.fill_(settings.kl_weight)
         valid = self.engine.validate()
         train = {name: self.engine.totals[name] / self.engine.steps_per_epoch for name in valid}
         numbers = _to_host(train, valid)
