@@ -13,17 +13,14 @@ import argparse
 import statistics
 import time
 
-import torch
-
 from boovae.config import resolve
 from boovae.experiments.grid import Variant
-from boovae.machine import choose_device, compiles, matmul_precision
-from boovae.metrics.evaluation import log_likelihood_of_tasks
-from boovae.progress import Lines, Watch
+from boovae.machine import choose_device
+from boovae.progress import Lines
 from boovae.recall import load_data
-from boovae.run import planned_tasks
+from boovae.run import planned_tasks, trainer_for
 from boovae.show import print_rows
-from boovae.training.trainer import Trainer
+from boovae.tune import learn_and_score
 
 
 def main() -> None:
@@ -63,26 +60,9 @@ def score(variant: Variant, options: argparse.Namespace) -> list[list[float]]:
     settings = resolve({**given, **variant.changes}, preset=options.preset)
     stream, device = load_data(settings), choose_device(options.device)
     planned = planned_tasks(stream, settings)
-    trainer = Trainer(
-        settings,
-        stream.shape,
-        stream.pixel_range,
-        binarize=stream.binarize,
-        device=device,
-        compile=compiles(options.compile, sum(len(task.train.images) for task in planned), settings, device),
-    )
-    display = Lines()
-    for index, task in enumerate(planned):
-        display.task(index, len(planned), f"{variant.label}: {task.name}", settings.epochs)
-        trainer.learn(task, Watch(display))
+    trainer = trainer_for(settings, planned, device, options.compile)
     parts = [task.valid.images[: options.images] for task in planned]
-    owners = torch.repeat_interleave(torch.tensor([len(part) for part in parts])).to(device)
-    with matmul_precision(device):
-        found = log_likelihood_of_tasks(
-            trainer, torch.cat(parts).to(device), owners, options.samples, display.evaluating
-        )
-    nll = -found.log_prob.double()
-    return [nll[:, owners == task].mean(1).tolist() for task in range(len(parts))]
+    return [nll.mean(1).tolist() for nll in learn_and_score(trainer, planned, parts, options.samples, Lines())]
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ class Settings:
     """Samples of every image in the training bound; more than one make it tighter (the importance-weighted bound)."""
 
     samples: int = 5000
-    """Importance samples per test image."""
+    """Importance samples per image that is scored."""
     generated: int = 10000
     """Generated images for diversity and Fréchet distance."""
 

@@ -65,14 +65,7 @@ def train(
     check_names(features)
     chosen = choose_device(device)
     planned = planned_tasks(stream, settings)
-    trainer = Trainer(
-        settings,
-        stream.shape,
-        stream.pixel_range,
-        binarize=stream.binarize,
-        device=chosen,
-        compile=compiles(compile, _images(planned), settings, chosen),
-    )
+    trainer = trainer_for(settings, planned, chosen, compile)
     with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):
             names = [task.name for task in planned]
@@ -185,6 +178,19 @@ def planned_tasks(stream: Stream, settings: Settings) -> Stream:
             f"--tasks is {settings.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many"
         )
     return stream[: settings.tasks]
+
+
+def trainer_for(settings: Settings, planned: Stream, device: torch.device, compile: str, **options: Any) -> Trainer:
+    """Return a trainer for the planned tasks; its steps are compiled where that is wanted or pays."""
+    return Trainer(
+        settings,
+        planned.shape,
+        planned.pixel_range,
+        binarize=planned.binarize,
+        device=device,
+        compile=compiles(compile, _images(planned), settings, device),
+        **options,
+    )
 
 
 def _images(stream: Stream) -> int:

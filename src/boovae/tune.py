@@ -15,19 +15,20 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from boovae.config import Settings, from_mapping, read_toml, toml_value
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.machine import compiles, matmul_precision
+from boovae.machine import matmul_precision
 from boovae.methods import make_method
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Watch
-from boovae.run import planned_tasks
+from boovae.run import planned_tasks, trainer_for
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from boovae.data import Stream
+    from boovae.data import Stream, Task
     from boovae.progress import Display
 
 #: The strengths of each method, its main one first, and the values that are tried.
@@ -68,30 +69,34 @@ def search(
         raise InputError(f"--seeds-each is {seeds}; it must be a whole number of at least 1")
     planned = planned_tasks(stream, settings)
     many = dataclasses.replace(settings, replicas=len(values) * seeds)
-    trainer = Trainer(
+    trainer = trainer_for(
         many,
-        stream.shape,
-        stream.pixel_range,
-        binarize=stream.binarize,
-        device=device,
-        compile=compiles(compile, sum(len(task.train.images) for task in planned), settings, device),
+        planned,
+        device,
+        compile,
         seeds=[settings.seed + seed for _ in values for seed in range(seeds)],
         candidates={setting: [value for value in values for _ in range(seeds)]},
     )
-    watch = Watch(display)
-    for index, task in enumerate(planned):
-        display.task(index, len(planned), task.name, settings.epochs)
-        trainer.learn(task, watch)
-    with matmul_precision(device):
-        images = torch.cat([task.valid.images for task in planned]).to(device)
-        owners = torch.repeat_interleave(torch.tensor([len(task.valid.images) for task in planned])).to(device)
-        scores = (
-            -log_likelihood_of_tasks(trainer, images, owners, settings.samples, display.evaluating)
-            .log_prob.double()
-            .mean(1)
-        )
+    parts = [task.valid.images for task in planned]
+    scores = torch.cat(learn_and_score(trainer, planned, parts, settings.samples, display), dim=1).mean(1)
     rows = scores.view(len(values), seeds).tolist()
     return [Trial(setting, value, row) for value, row in zip(values, rows, strict=True)]
+
+
+def learn_and_score(
+    trainer: Trainer, tasks: Sequence[Task], images: Sequence[Tensor], samples: int, display: Display
+) -> list[Tensor]:
+    """Learn the tasks one after another, then return the NLL (R, n) of each one's `images` (n, D)."""
+    watch = Watch(display)
+    for index, task in enumerate(tasks):
+        display.task(index, len(tasks), task.name, trainer.settings.epochs)
+        trainer.learn(task, watch)
+    sizes = [len(part) for part in images]
+    owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
+    with matmul_precision(trainer.device):
+        together = torch.cat([*images]).to(trainer.device)
+        found = log_likelihood_of_tasks(trainer, together, owners, samples, display.evaluating)
+    return list((-found.log_prob.double()).split(sizes, dim=1))
 
 
 def best(trials: Sequence[Trial]) -> Trial:
