@@ -14,6 +14,7 @@ written for one replica; `Descent` minimises one for all replicas at once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from boovae.distributions import LOG_TWO_PI, DiagonalMixture, DiagonalNormal
 from boovae.priors.boosted import EMPTY
 from boovae.training.engine import capture
 from boovae.training.optim import adam_step
-from boovae.training.replicas import replica_of
+from boovae.training.replicas import replica_of, side_by_side
 
 #: Lloyd iterations of the latent clustering.
 CLUSTER_STEPS = 10
@@ -224,8 +225,8 @@ class Descent:
     """Adam on a few tensors of all replicas at once, without touching the networks.
 
     `loss(learned, arguments, noise)` is written for one replica. `learned[0]` stays in `box`. Replicas are one batched
-    computation, or one after another if not `stacked`. On a GPU one step is recorded as a CUDA graph and replayed;
-    calls with the same shapes share it.
+    computation or, if not `stacked`, one after another, on a GPU side by side. There one step is recorded as a CUDA
+    graph and replayed; calls with the same shapes share it.
     """
 
     def __init__(
@@ -291,6 +292,6 @@ class Descent:
         gradients_of: Callable[..., list[Tensor]] = grad(self.loss)
         if self.stacked:
             return vmap(gradients_of)(*everything)
-        replicas = len(everything[0][0])
-        rows = [gradients_of(*replica_of(everything, row)) for row in range(replicas)]
+        ones = [functools.partial(gradients_of, *replica_of(everything, r)) for r in range(len(everything[0][0]))]
+        rows = side_by_side(everything[0][0].device, ones)
         return [torch.stack(column) for column in zip(*rows, strict=True)]

@@ -19,13 +19,9 @@ class Bound(NamedTuple):
     reconstruction: Tensor
     kl: Tensor
 
-    def importance_weighted(self, kl_weight: Tensor) -> Tensor:
-        """Return −log (1/S) Σ_s exp(−reconstruction_s − kl_weight · kl_s), (B,), of S samples.
-
-        It lies between the negative ELBO and −log p(x) (Burda, Grosse and Salakhutdinov, 2016).
-        """
-        each = self.reconstruction + kl_weight * self.kl
-        return math.log(len(each)) - torch.logsumexp(-each, 0)
+    def weighted(self, kl_weight: Tensor) -> Tensor:
+        """Return reconstruction + kl_weight · kl."""
+        return self.reconstruction + kl_weight * self.kl
 
 
 class VAE(nn.Module):
@@ -58,7 +54,30 @@ class VAE(nn.Module):
     def bound(self, x: Tensor, noise: Tensor) -> Bound:
         """Return the negative ELBO of images (B, D); `noise` (B, L), or (S, B, L) for S samples, is standard normal."""
         posterior = self.posterior(x)
+        return self._bound_at(x, posterior, posterior.rsample(noise))
+
+    def tight_bound(self, x: Tensor, noise: Tensor, kl_weight: Tensor) -> tuple[Tensor, Bound]:
+        """Return −log (1/S) Σ_s w_s (B,), log w_s = −reconstruction_s − kl_weight · kl_s; and the two parts (S, B).
+
+        It lies between the negative ELBO and −log p(x) (Burda, Grosse and Salakhutdinov, 2016); `noise` is (S, B, L).
+        The more samples, the more noise is in the encoder's plain gradient, so it is doubly reparameterised (Tucker,
+        Lawson, Gu and Maddison, 2019): it goes through z alone, and there counts 1 − kl_weight · (1 − w_s / Σ w) times.
+        """
+        posterior = self.posterior(x)
         z = posterior.rsample(noise)
+        parts = self._bound_at(x, posterior, z)
+        log_weights = -parts.weighted(kl_weight)
+        bound = math.log(len(noise)) - torch.logsumexp(log_weights, 0)
+        if not torch.is_grad_enabled():
+            return bound, parts
+        share = torch.softmax(log_weights, 0).detach()
+        counts = 1 - kl_weight * (1 - share.unsqueeze(-1))
+        z = z.detach() + counts * (z - z.detach())  # the same value, another gradient
+        fixed = DiagonalNormal(posterior.mean.detach(), posterior.log_variance.detach())
+        surrogate = (share * self._bound_at(x, fixed, z).weighted(kl_weight)).sum(0)
+        return bound.detach() + (surrogate - surrogate.detach()), parts
+
+    def _bound_at(self, x: Tensor, posterior: DiagonalNormal, z: Tensor) -> Bound:
         reconstruction = -self.likelihood.log_prob(self.decode(z), x)
         return Bound(reconstruction, self.prior.kl(posterior, z, self.posterior))
 

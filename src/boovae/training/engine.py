@@ -19,7 +19,7 @@ from torch.func import grad, vmap
 from boovae.normalisation import follow, learning
 from boovae.training.optim import adam_step
 from boovae.training.randomness import Draw
-from boovae.training.replicas import Replicas, replica_of
+from boovae.training.replicas import Replicas, replica_of, side_by_side
 from boovae.vae import VAE
 
 #: Steps whose noise is drawn at once; a checkpoint can be taken between two blocks.
@@ -165,7 +165,8 @@ class Engine:
         if self.replicas.stacked:
             terms = self._descend(*self._rows[0], batch)
         else:
-            parts = [self._descend(*row, replica_of(batch, r)) for r, row in enumerate(self._rows)]
+            steps = [functools.partial(self._descend, *row, replica_of(batch, r)) for r, row in enumerate(self._rows)]
+            parts = side_by_side(self.replicas.device, steps)
             terms = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         for name, term in terms.items():
             if name not in self.totals:

@@ -102,13 +102,15 @@ class Trainer:
         x, weight = augment.changed(batch["x"], batch, self.settings, self.shape, self.pixel_range), batch["weight"]
         if "pixels" in batch:  # last: what was changed must be black and white in the end, as the test images are
             x = (batch["pixels"] < x).to(x.dtype)
+        samples, kl_weight = self.settings.bound_samples, batch["kl_weight"]
         with self.method.perturbed(model, batch):
-            bound = model.bound(x, batch["latent"])
-        samples = self.settings.bound_samples
+            tight = None
+            if samples == 1:
+                bound = model.bound(x, batch["latent"])
+            else:
+                tight, bound = model.tight_bound(x, batch["latent"], kl_weight)
         reconstruction, kl = ((part * (weight / samples)).sum() for part in bound)
-        loss = reconstruction + batch["kl_weight"] * kl
-        if samples > 1:
-            loss = (bound.importance_weighted(batch["kl_weight"]) * weight).sum()
+        loss = reconstruction + kl_weight * kl if tight is None else (tight * weight).sum()
         penalties = self.method.penalty(model, batch)
         loss = loss + sum(penalties.values())
         return {"loss": loss, "reconstruction": reconstruction, "kl": kl, **penalties}
