@@ -45,12 +45,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "deform": 0.1,
         "distill_weight": 0.8,
     },
-    "fashion_mnist": {
-        "net": "mlp:1024",
-        "log_variance_range": (-4.0, 4.0),
-        "learning_rate": 1e-3,
-        "epochs": 240,
-    },
+    "fashion_mnist": {"net": "mlp:1024", "log_variance_range": (-4.0, 4.0), "learning_rate": 1e-3},
     "celeba": FACES,
     "celeba64": FACES,
 }
