@@ -5,7 +5,7 @@
 Random images of MNIST's size, the paper's network for MNIST (mlp:300, 40 latents), batches of 250, five replicas; or of
 another dataset (`--dataset celeba`), with its network and batches. Tasks follow each other as in a run; at those of
 `--tasks` the steps are timed, of each the median epoch. What a method does between epochs (learning components, say) is
-not part of a step: `seconds` of a run tell it.
+not part of a step: `seconds` of a run tell it. With `--profile` the kernels of one epoch are listed, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.profiler import profile
 
 from boovae.config import Settings
 from boovae.experiments.grid import schedule
@@ -40,21 +41,31 @@ EPOCHS, UNTIMED = 8, 3  # of a timed task; the first epochs compile and capture
 
 
 class StepClock:
-    """An observer that takes the time from the first block of an epoch until its numbers are there."""
+    """An observer that takes the time from the first block of an epoch until its numbers are there.
 
-    def __init__(self) -> None:
+    Epoch number `profiled` is looked at in detail instead: `profiler` has its kernels.
+    """
+
+    def __init__(self, profiled: int | None = None) -> None:
         self.seconds: list[float] = []  # of each epoch's steps
+        self.profiler = profile()
+        self._profiled = profiled
         self._began = 0.0
 
     def block(self, trainer: Trainer) -> None:
         """An epoch begins with its first block."""
         if trainer.block == 0:
+            if trainer.epoch == self._profiled:
+                self.profiler.start()
             self._began = time.perf_counter()
 
     def event(self, event: Event) -> None:
         """The numbers of an epoch are there: the device has done its steps."""
         if event["event"] == "epoch":
-            self.seconds.append(time.perf_counter() - self._began)
+            if event["epoch"] == self._profiled:
+                self.profiler.stop()
+            else:
+                self.seconds.append(time.perf_counter() - self._began)
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
         """What comes after the numbers is not part of a step."""
@@ -70,13 +81,14 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", type=int, default=(2, 5, 10), help="after how many tasks to time")
     parser.add_argument("--replicas", type=int, default=5)
     parser.add_argument("--images", type=int, default=IMAGES, help="images of a task")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of one epoch of each timed task")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     options = parser.parse_args()
     device = torch.device(options.device)
     steps: dict[str, dict[int, float]] = {}
     for method in options.methods:
         settings = settings_of(method, options.dataset, options.replicas)
-        steps[method] = time_method(settings, device, options.compile == "on", options.tasks, options.images)
+        steps[method] = time_method(settings, device, options)
         print(method, {task: round(value, 3) for task, value in steps[method].items()}, flush=True)
     print_rows(["method", *(f"ms at task {task}" for task in options.tasks), "times standard"], rows(steps))
     if options.out:
@@ -90,20 +102,22 @@ def settings_of(method: str, dataset: str, replicas: int) -> Settings:
     return schedule({"dataset": dataset, "method": method, "replicas": replicas, "early_stop": 10**6, "boo_steps": 1})
 
 
-def time_method(
-    settings: Settings, device: torch.device, compiled: bool, timed: list[int], images: int
-) -> dict[int, float]:
+def time_method(settings: Settings, device: torch.device, options: argparse.Namespace) -> dict[int, float]:
     """Return milliseconds per step of all replicas together, {task: median over epochs}."""
     shape, pixel_range = SHAPES[settings.dataset]
-    trainer = Trainer(settings, shape, pixel_range, device=device, compile=compiled)
+    trainer = Trainer(settings, shape, pixel_range, device=device, compile=options.compile == "on")
     result = {}
-    for number in range(1, max(timed) + 1):
-        clock = StepClock()
-        trainer.settings = dataclasses.replace(settings, epochs=EPOCHS if number in timed else 1)
-        data = torch.rand(images, math.prod(shape), generator=torch.Generator().manual_seed(number))
+    for number in range(1, max(options.tasks) + 1):
+        timed = number in options.tasks
+        clock = StepClock(EPOCHS if timed and options.profile else None)
+        trainer.settings = dataclasses.replace(settings, epochs=EPOCHS + options.profile if timed else 1)
+        data = torch.rand(options.images, math.prod(shape), generator=torch.Generator().manual_seed(number))
         trainer.learn(task_of(data, number - 1), clock)
-        if number in timed:
+        if timed:
             result[number] = 1000 * statistics.median(clock.seconds[UNTIMED:]) / trainer.engine.steps_per_epoch
+        if timed and options.profile:
+            order = f"self_{device.type}_time_total"
+            print(clock.profiler.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=90))
     return result
 
 
