@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -33,9 +34,20 @@ def trained_on_gpu(settings: Settings, stream: Stream, compiled: bool, recorder:
 
 
 @compiled
-def test_the_same_run_twice_is_the_same_on_a_gpu(compiled: bool, digits: Stream) -> None:
-    one, other = (trained_on_gpu(tiny(), digits, compiled) for _ in range(2))
+@pytest.mark.parametrize("net", ["mlp:16", "conv:4"])  # stacked, and side by side on streams
+def test_the_same_run_twice_is_the_same_on_a_gpu(net: str, compiled: bool, digits: Stream) -> None:
+    settings = tiny(net=net, method="boo+distill")
+    one, other = (trained_on_gpu(settings, digits, compiled) for _ in range(2))
     assert same(one, other)
+    assert torch.stack([tensor.isfinite().all() for tensor in one.replicas.tensors().values()]).all()
+
+
+def test_replicas_on_streams_learn_what_they_learn_alone(digits: Stream) -> None:
+    settings = tiny(net="conv:4", method="boo", boo_objective="literal", replicas=3)
+    together = trained_on_gpu(settings, digits, compiled=False).replicas.tensors()
+    alone = trained_on_gpu(dataclasses.replace(settings, seed=2, replicas=1), digits, compiled=False).replicas.tensors()
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name][2], tensor[0])
 
 
 @compiled
