@@ -19,7 +19,7 @@ from boovae.data import Stream, load_stream
 from boovae.data.borders import recut
 from boovae.detect import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo_and_kl, find_borders
 from boovae.errors import InputError
-from boovae.progress import Silent
+from boovae.progress import Lines, Silent
 from boovae.training.randomness import Draw, Generators
 from boovae.training.trainer import Trainer
 from conftest import same, tiny, trained
@@ -212,12 +212,13 @@ def test_the_elbo_is_under_the_newest_tasks_part_of_the_prior(digits: Stream) ->
     torch.testing.assert_close(elbo_and_kl(trainer, x.unsqueeze(0))[1, 0], truth, rtol=1e-4, atol=1e-3)
 
 
-def test_a_learner_finds_the_change_between_two_digits() -> None:
+def test_a_learner_finds_the_change_between_two_digits(capfd: pytest.CaptureFixture[str]) -> None:
     stream = load_stream("digits", class_order=[0, 1], limit=120)
     settings = tiny(method="boo", limit=None, tasks=None, net="mlp:32", learning_rate=5e-3, replicas=1)
-    found = find_borders(settings, stream, torch.device("cpu"), Silent(), first=80)
+    found = find_borders(settings, stream, torch.device("cpu"), Lines(), first=80)
     assert len(found) == 1
     assert abs(found[0] - len(stream[0].train.images)) <= 3
+    assert f"task 1 (images 0 to {found[0] - 1})" in capfd.readouterr().err
 
 
 @pytest.mark.slow

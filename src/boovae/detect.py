@@ -296,5 +296,7 @@ def find_borders(
             if len(borders) - 1 == settings.tasks:
                 return borders[1:]
             trial.trainer = trial.learner(len(images))
-            trial.trainer.learn(make_task(images, str(len(borders) - 1)), Watch(display))
+            task = make_task(images, f"images {borders[-2]} to {borders[-1] - 1}")
+            display.task(len(borders) - 2, None, task.name, trial.trainer.settings.epochs)
+            trial.trainer.learn(task, Watch(display))
     return borders[1:]

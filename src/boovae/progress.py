@@ -24,8 +24,8 @@ LINE_INTERVAL = 10.0
 class Display(Protocol):
     """Shows how far a run is."""
 
-    def task(self, index: int, total: int, name: str, epochs: int) -> None:
-        """A task begins."""
+    def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
+        """A task begins; how many there are in `total` may not be known."""
 
     def epoch(self, event: dict[str, Any]) -> None:
         """An epoch has ended; `event` is its entry in `metrics.jsonl`."""
@@ -43,7 +43,7 @@ class Display(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+    def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
         """Show nothing."""
 
     def epoch(self, event: dict[str, Any]) -> None:
@@ -67,9 +67,10 @@ class Lines(Silent):
         self._head = ""
         self._epochs = 0
 
-    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+    def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
         """Say which task begins."""
-        self._head, self._epochs = f"task {index + 1}/{total} ({name})", epochs
+        count = f"{index + 1}" if total is None else f"{index + 1}/{total}"
+        self._head, self._epochs = f"task {count} ({name})", epochs
         self.note(self._head)
 
     def epoch(self, event: dict[str, Any]) -> None:
@@ -103,7 +104,7 @@ class Live:
         self._all: TaskID | None = None
         self._epochs = self._bars.add_task("epoch", text="")
 
-    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+    def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
         """Start the bar of a task."""
         self._bars.start()
         if self._all is None:
