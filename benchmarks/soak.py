@@ -118,7 +118,7 @@ class _Meter(Silent):
         self.cuda = device != "cpu"
         self.deadline = time.monotonic() + seconds
 
-    def task(self, index: int, total: int, name: str, epochs: int) -> None:
+    def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
         """Note it once what is dead is gone; pictures of all components are large for a moment."""
         if index >= FEWEST and time.monotonic() > self.deadline:
             raise TimeIsUpError
