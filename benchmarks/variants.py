@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 
-from boovae.config import resolve
+from boovae.config import Settings, resolve
+from boovae.errors import InputError
 from boovae.experiments.grid import Variant
 from boovae.machine import choose_device
+from boovae.methods import make_method
 from boovae.progress import Lines
 from boovae.recall import load_data
 from boovae.run import planned_tasks, trainer_for
@@ -24,9 +27,9 @@ from boovae.tune import learn_and_score
 
 
 def main() -> None:
-    """Train every variant, one after another, and print a table."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="+", type=Variant.parse)
+    parser.add_argument("variants", nargs="+")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--tasks", type=int, default=None, help="learn only the first N tasks")
     parser.add_argument("--replicas", type=int, default=2, help="seeds of each variant")
@@ -36,10 +39,22 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     options = parser.parse_args()
+    try:
+        compare(options)
+    except InputError as error:
+        sys.exit(f"variants.py: {error}")
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Train every variant, one after another, and print a table; all are looked at before the first is trained."""
+    variants = [Variant.parse(text) for text in options.variants]
+    settings = [settings_of(variant, options) for variant in variants]
+    for each in settings:
+        make_method(each)
     rows = []
-    for variant in options.variants:
+    for variant, each in zip(variants, settings, strict=True):
         began = time.perf_counter()
-        scores = score(variant, options)
+        scores = score(each, options)
         by_seed = [statistics.fmean(seed) for seed in zip(*scores, strict=True)]
         rows.append(
             [
@@ -54,10 +69,14 @@ def main() -> None:
     print_rows(["variant", "NLL", "by seed", "by task", "seconds"], rows)
 
 
-def score(variant: Variant, options: argparse.Namespace) -> list[list[float]]:
-    """Return the NLL of each task's validation images, by seed, after the last task."""
+def settings_of(variant: Variant, options: argparse.Namespace) -> Settings:
+    """Return the settings of a variant, with the recipe of its dataset or of the preset."""
     given = {"dataset": options.dataset, "method": variant.method, "tasks": options.tasks, "replicas": options.replicas}
-    settings = resolve({**given, **variant.changes}, preset=options.preset)
+    return resolve({**given, **variant.changes}, preset=options.preset)
+
+
+def score(settings: Settings, options: argparse.Namespace) -> list[list[float]]:
+    """Return the NLL of each task's validation images, by seed, after the last task."""
     stream, device = load_data(settings), choose_device(options.device)
     planned = planned_tasks(stream, settings)
     trainer = trainer_for(settings, planned, device, options.compile)

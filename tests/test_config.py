@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from boovae.config import Settings, flag, from_mapping, read_toml, resolve, to_toml
 from boovae.errors import InputError
+from boovae.methods import make_method
 from boovae.presets import RECIPES
 
 positive = st.integers(1, 10**12)
@@ -163,6 +164,20 @@ def test_the_preset_is_the_papers_table() -> None:
     assert {(setting.schedule, setting.early_stop) for setting in (mnist, fashion, letters)} == {("plateau", 50)}
     assert {setting.learning_rate for setting in (mnist, fashion, letters)} == {5e-4}
     assert {setting.deform for setting in (mnist, fashion, letters)} == {0.0}
+
+
+def test_the_preset_takes_back_what_the_recipe_of_a_method_changes() -> None:
+    ours, paper = (resolve({"dataset": "mnist", "method": "boo+distill"}, preset=preset) for preset in (None, "paper"))
+    assert (ours.bound_samples, ours.kl_warmup) == (5, 20)
+    assert (paper.bound_samples, paper.kl_warmup) == (1, 0)
+    assert resolve({"dataset": "celeba", "method": "boo"}, preset="paper").kl_warmup == 10
+
+
+@pytest.mark.parametrize("method", ["vcl+distill", "boo+distill+vcl"])
+def test_the_recipe_asks_nothing_of_vcl_that_it_refuses(method: str) -> None:
+    settings = resolve({"dataset": "mnist", "method": method})
+    make_method(settings)
+    assert settings.bound_samples == 1
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

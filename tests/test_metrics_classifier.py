@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import threading
@@ -191,6 +192,28 @@ def test_of_two_that_need_it_at_once_one_trains_and_the_other_waits(
     first.join()
     assert trained == [first.name]
     assert net.accuracy == 1.0
+
+
+def test_who_waits_is_told_and_can_leave_and_another_dataset_does_not_wait(tmp_path: Path) -> None:
+    stream = bars(labels=(0, 1))
+    trained_classifier(stream, device="cpu", cache_dir=tmp_path)
+    (cached,) = tmp_path.glob("*.safetensors")
+    cached.unlink()
+
+    class LeftError(Exception):
+        pass
+
+    def leave(text: str) -> None:
+        raise LeftError(text)
+
+    with cached.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LeftError, match="waiting for another process"):
+            trained_classifier(stream, device="cpu", cache_dir=tmp_path, progress=leave)
+        lines: list[str] = []
+        trained_classifier(bars(labels=(0, 1), n=41), device="cpu", cache_dir=tmp_path, progress=lines.append)
+    assert not any("waiting" in line for line in lines)
+    assert not cached.exists()
 
 
 def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,3 +25,20 @@ def test_every_variant_has_a_score_for_each_seed_and_task(
     mean, *rest = map(float, table["short"])
     assert mean == pytest.approx(sum(rest[:2]) / 2, abs=0.01) == pytest.approx(sum(rest[2:4]) / 2, abs=0.1)
     assert table["short"][:-1] == table["again"][:-1] != table["standard"][:-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["standard", "b=vcl:bound_samples=2"], "set --bound-samples 1"),
+        (["standard:epochs"], "write NAME=METHOD:setting=value"),
+        (["standard", "--dataset", "nothing"], "unknown dataset 'nothing'"),
+    ],
+)
+def test_what_cannot_be_compared_is_named_before_anything_is_trained(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["variants.py", *words, "--device", "cpu"])
+    with pytest.raises(SystemExit, match=said):
+        variants.main()
+    assert capsys.readouterr().err == ""

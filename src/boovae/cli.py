@@ -149,7 +149,7 @@ def evaluate(arguments: Eval) -> None:
             display.note(past.explain())
         judges = Judges()
         if past.stream is not None:
-            judges = judge(past.stream, trainer, arguments.metric, display, arguments.features, arguments.data_dir)
+            judges = judge(past.stream, trainer, arguments.metric, display.note, arguments.features, arguments.data_dir)
         history = run.events("evaluation")[: trainer.tasks_done - 1]
         event = measure(
             trainer,

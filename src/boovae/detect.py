@@ -272,6 +272,7 @@ def detected(settings: Settings, arguments: Train) -> Settings:
     device, stream = choose_device(arguments.device), load_data(settings, arguments.data_dir)
     with closing(make_display(quiet=arguments.quiet)) as display:
         borders = find_borders(settings, stream, device, display, first=arguments.detect_first)
+        display.note(f"{len(borders)} borders found; now the tasks between them are learned")
     if settings.tasks is not None and len(borders) + 1 < settings.tasks:
         raise InputError(
             f"--tasks is {settings.tasks}, but {len(borders) + 1} were found in the stream; leave it out to learn those"
@@ -289,6 +290,7 @@ def find_borders(
     trainer = Trainer(settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
     trial = Trial(trainer)
     finder, borders = TaskFinder(trial, first), [0]
+    display.note("looking for borders between tasks")
     for batch in torch.cat([task.train.images for task in stream]).split(first):
         for images in finder.feed(batch):
             borders.append(borders[-1] + len(images))

@@ -66,7 +66,7 @@ def extend(
         together = plan.past.stream
         judges = Judges()
         if together is not None:
-            judges = judge(together, trainer, metrics, run.display, features, data_dir)
+            judges = judge(together, trainer, metrics, run.say, features, data_dir)
         with tracked(run, log):
             advance(run, trainer, plan.past.tasks, judges, metrics)
         return folder

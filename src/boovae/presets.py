@@ -57,6 +57,7 @@ PAPER_FACES: dict[str, Any] = {
     "plateau_patience": 9,
     "early_stop": 15,
     "epochs": 300,
+    "kl_warmup": 10,
 }
 
 #: What `--preset` sets, and what it sets for one dataset.
@@ -67,6 +68,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "plateau_patience": 30,
         "early_stop": 50,
         "epochs": 500,
+        "kl_warmup": 0,
+        "bound_samples": 1,
         "deform": 0.0,
         "boo_objective": "literal",
         "boo_start": "noise",

@@ -74,7 +74,7 @@ def train(
         if len(run.events("evaluation")) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
-        judges = judge(planned, trainer, metrics, run.display, features, data_dir)
+        judges = judge(planned, trainer, metrics, run.say, features, data_dir)
         with tracked(run, log):
             advance(run, trainer, planned, judges, metrics)
         return out
@@ -115,7 +115,7 @@ def advance(run: Run, trainer: Trainer, tasks: Sequence[Task | None], judges: Ju
             run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.epochs)
             run.learn(trainer, task)
         run.checkpoint(trainer)
-        if evaluated:
+        if evaluated and len(evaluations) < len(tasks):  # the end of a run says all there is to say
             warn(run, said)
 
 

@@ -135,6 +135,12 @@ class Run:
 
     # --- watching the trainer -----------------------------------------------------------------------------------
 
+    def say(self, text: str) -> None:
+        """Tell the user something; leave if asked to."""
+        if self.stop_requested:
+            raise Interrupted
+        self.display.note(text)
+
     def block(self, trainer: Trainer) -> None:
         """Checkpoint if it is time; leave if asked to."""
         if self.stop_requested:

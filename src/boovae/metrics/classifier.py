@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ UNCLASSIFIED = -1
 
 _CHUNK_VALUES = 2**20  # input values per forward pass: bounds memory, independent of the number of images
 _SMALLEST_SIDE = 8  # smaller images are treated as flat features
+_POLL_SECONDS, _POLLS_PER_LINE = 0.2, 50  # while another process trains the same classifier
 
 
 class Classifier(nn.Module):
@@ -195,7 +197,7 @@ def trained_classifier(
         seed: of initial weights, data order and shifts.
         device: where to train, and where the answer lives.
         cache_dir: folder of cached classifiers; by default `classifiers` in the cache of this package.
-        progress: called with a line of text after every epoch.
+        progress: called with a line of text after every epoch, and now and then while another process trains it.
     """
     full = stream.full
     key = json.dumps({"data": full.digest, "version": VERSION, "shape": list(full.shape), "seed": seed})
@@ -204,7 +206,7 @@ def trained_classifier(
     classifier = _load(path, key)
     if classifier is not None:
         return classifier.to(device)
-    with _alone(folder) as waited:
+    with _alone(path.with_suffix(".lock"), progress) as waited:
         classifier = _load(path, key) if waited else None
         if classifier is None:
             classifier = _train(full, seed, torch.device(device), progress)
@@ -317,22 +319,33 @@ def _score(classifier: Classifier, data: tuple[Tensor, Tensor]) -> tuple[float, 
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Let one process at a time train for this cache; yields whether another one had to end first."""
-    waited = False
+def _alone(path: Path, progress: Callable[[str], None] | None) -> Iterator[bool]:
+    """Let one process at a time train this classifier; yields whether another one had to end first."""
+    polls = 0
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waited = True
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not _held(descriptor):
+                if progress is not None and polls % _POLLS_PER_LINE == 0:
+                    progress("classifier: waiting for another process that is training it")
+                time.sleep(_POLL_SECONDS)
+                polls += 1
+            # Whoever comes later finds the classifier; whoever waits here has the file open and needs no name.
+            stack.callback(path.unlink, missing_ok=True)
         except OSError as error:
             log.warning("the classifier may be trained more than once at the same time: %s", error)
-        yield waited
+        yield polls > 0
+
+
+def _held(descriptor: int) -> bool:
+    """Lock the file, if nobody else has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _digest(state: dict[str, Tensor]) -> str:

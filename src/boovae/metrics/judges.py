@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,6 @@ from boovae.metrics.reference import Reference
 
 if TYPE_CHECKING:
     from boovae.data import Stream
-    from boovae.progress import Display
     from boovae.training.trainer import Trainer
 
 
@@ -28,16 +27,19 @@ def judge(
     stream: Stream,
     trainer: Trainer,
     metrics: Sequence[str],
-    display: Display,
+    say: Callable[[str], None],
     features: Sequence[str] = ("classifier",),
     data_dir: Path | None = None,
 ) -> Judges:
-    """Return who judges samples as these metrics want it; one class alone has no classifier."""
+    """Return who judges samples as these metrics want it; one class alone has no classifier.
+
+    A classifier that must be trained first tells `say` how far it is.
+    """
     compares = bool(ON_FEATURES & set(metrics))
     wanted = "diversity" in metrics or (compares and "classifier" in features)
     classifier = None
     if wanted and len(stream.full.class_names) > 1:
-        classifier = trained_classifier(stream, device=trainer.device, progress=display.note)
+        classifier = trained_classifier(stream, device=trainer.device, progress=say)
     names = [name for name in features if compares and (name != "classifier" or classifier is not None)]
     options = (stream.shape, stream.pixel_range, trainer.device)
     networks = [make_features(name, *options, classifier=classifier, data_dir=data_dir) for name in names]

@@ -130,12 +130,14 @@ def side_by_side(device: torch.device, functions: Sequence[Callable[[], Any]]) -
         return [function() for function in functions]
     current, results = torch.cuda.current_stream(device), []
     streams = [_stream(device, number) for number in range(len(functions))]
-    for stream, function in zip(streams, functions, strict=True):
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            results.append(function())
-    for stream in streams:
-        current.wait_stream(stream)
+    try:
+        for stream, function in zip(streams, functions, strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                results.append(function())
+    finally:  # what they read must not be freed before they have
+        for stream in streams[: len(results) + 1]:
+            current.wait_stream(stream)
     return results
 
 
