@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -66,15 +67,15 @@ def test_more_samples_are_tighter_and_never_better_than_the_truth() -> None:
     assert mean[1] > mean[5] + 0.01 > mean[50] + 0.02 > truth + 0.02
 
 
-Loss = Callable[[VAE, Tensor, Tensor, Tensor], Tensor]
+Loss = Callable[[VAE, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def plain_loss(model: VAE, x: Tensor, noise: Tensor, kl_weight: Tensor) -> Tensor:
+def plain_loss(model: VAE, x: Tensor, kl_weight: Tensor, noise: Tensor, choice: Tensor) -> Tensor:
     return -torch.logsumexp(-model.bound(x, noise).weighted(kl_weight), 0).mean()
 
 
-def tight_loss(model: VAE, x: Tensor, noise: Tensor, kl_weight: Tensor) -> Tensor:
-    return model.tight_bound(x, noise, kl_weight)[0].mean()
+def tight_loss(model: VAE, x: Tensor, kl_weight: Tensor, noise: Tensor, choice: Tensor) -> Tensor:
+    return model.tight_bound(x, noise, kl_weight, choice)[0].mean()
 
 
 def gradients(model: VAE, loss: Loss, kl_weight: float, draws: int) -> dict[str, Tensor]:
@@ -84,24 +85,33 @@ def gradients(model: VAE, loss: Loss, kl_weight: float, draws: int) -> dict[str,
     generator = torch.Generator().manual_seed(3)
     x = torch.rand(IMAGES, PIXELS, generator=generator, dtype=torch.double).round()
     noise = torch.randn(draws, 8, IMAGES, LATENT, generator=generator, dtype=torch.double)
+    choice = torch.rand(noise.shape[:-1], generator=generator, dtype=torch.double)
     weight = torch.tensor(kl_weight, dtype=torch.double)
-    of_one = grad(lambda parameters, noise: replicas.call(parameters, loss, x, noise, weight))
-    found: dict[str, Tensor] = vmap(of_one, (None, 0), chunk_size=2000)(parameters, noise)
+    of_one = grad(lambda parameters, *random: replicas.call(parameters, loss, x, weight, *random))
+    found: dict[str, Tensor] = vmap(of_one, (None, 0, 0), chunk_size=2000)(parameters, noise, choice)
     return found
 
 
+@pytest.mark.parametrize("prior", [NormalPrior(LATENT), VampPrior(3, PIXELS, (0.0, 1.0))], ids=["normal", "vamp"])
 @pytest.mark.parametrize("kl_weight", [1.0, 0.3, 2.0])
-def test_the_gradient_is_that_of_the_bound(kl_weight: float) -> None:
-    """The encoder's in the mean over noise; decoder and pseudo-inputs, which are not reparameterised, draw by draw."""
-    model = model_with(VampPrior(3, PIXELS, (0.0, 1.0)))
+def test_the_gradient_is_that_of_the_bound_in_the_mean(prior: Prior, kl_weight: float) -> None:
+    model = model_with(prior)
     plain, tight = (gradients(model, loss, kl_weight, draws=20_000) for loss in (plain_loss, tight_loss))
-    for name in plain:
-        if not name.startswith("encoder."):
-            torch.testing.assert_close(tight[name], plain[name])
-            continue
-        difference = tight[name] - plain[name]
-        error = difference.std(0) / len(difference) ** 0.5
-        assert (difference.mean(0).abs() <= 5 * error + 1e-12).all()
+    for part in ("encoder.", "decoder."):
+        truth, found = (
+            torch.cat([g[name].flatten(1) for name in g if name.startswith(part)], 1) for g in (plain, tight)
+        )
+        error = (found - truth).std(0) / len(truth) ** 0.5
+        assert ((found - truth).mean(0).abs() <= 5 * error + 1e-12).all()
+        assert truth.mean(0).norm() > 10 * error.norm()  # a wrong one would show
+
+
+def test_the_gradient_comes_with_the_value_of_the_bound() -> None:
+    model, weight = model_with(NormalPrior(LATENT)), torch.tensor(0.7)
+    x, noise = torch.rand(IMAGES, PIXELS).round(), torch.randn(7, IMAGES, LATENT)
+    with_gradient, parts = model.tight_bound(x, noise, weight, torch.rand(7, IMAGES))
+    torch.testing.assert_close(with_gradient, model.tight_bound(x, noise, weight)[0])
+    torch.testing.assert_close(with_gradient, math.log(7) - (-parts.weighted(weight)).logsumexp(0))
 
 
 def test_an_encoder_that_is_right_is_left_alone_by_every_draw() -> None:
@@ -143,8 +153,34 @@ def test_validation_weighs_the_kl_fully_from_the_first_epoch_on(digits: Stream) 
     assert logged == [pytest.approx(each, rel=1e-5) for each in told]
 
 
+def test_plateaus_and_early_stopping_watch_the_bound_that_is_learned(
+    digits: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(tiny(method="boo+distill", bound_samples=4, kl_weight=0.5, stop_by="bound"), digits.shape)
+    seen: list[tuple[Any, Any]] = []
+    watch = trainer._watch
+
+    def noting(plain: Any, watched: Any, broken: Any) -> None:
+        seen.append((plain, watched))
+        watch(plain, watched, broken)
+
+    monkeypatch.setattr(trainer, "_watch", noting)
+    recorder = Recorder()
+    for task in digits[:2]:
+        trainer.learn(task, recorder)
+    last = [event for event in recorder.events if event["event"] == "epoch"][-1]["valid"]
+    assert last["distill.decoder"][0] > 0
+    penalties = [sum(values) for values in zip(last["distill.decoder"], last["distill.encoder"], strict=True)]
+    truth = [loss - penalty for loss, penalty in zip(last["loss"], penalties, strict=True)]
+    for found in seen[-1]:
+        assert found.tolist() == pytest.approx(truth, rel=1e-5)
+
+
 def test_what_cannot_have_several_samples_is_refused() -> None:
     with pytest.raises(InputError, match="--bound-samples 1"):
         make_method(tiny(method="boo+vcl", bound_samples=2))
     with pytest.raises(InputError, match="--bound-samples is 0"):
         tiny(bound_samples=0)
+    with pytest.raises(InputError, match="use --normalisation group, or --bound-samples 1"):
+        Trainer(tiny(net="conv:4", normalisation="batch", bound_samples=2), (8, 8))
+    Trainer(tiny(normalisation="batch", bound_samples=2), (8, 8))  # without convolutions there is nothing to normalise

@@ -56,26 +56,33 @@ class VAE(nn.Module):
         posterior = self.posterior(x)
         return self._bound_at(x, posterior, posterior.rsample(noise))
 
-    def tight_bound(self, x: Tensor, noise: Tensor, kl_weight: Tensor) -> tuple[Tensor, Bound]:
-        """Return −log (1/S) Σ_s w_s (B,), log w_s = −reconstruction_s − kl_weight · kl_s; and the two parts (S, B).
+    def tight_bound(
+        self, x: Tensor, noise: Tensor, kl_weight: Tensor, choice: Tensor | None = None
+    ) -> tuple[Tensor, Bound]:
+        """Return −log (1/S) Σ_s w_s (B,) where log w_s = −reconstruction_s − kl_weight · kl_s, and these parts (S, B).
 
-        It lies between the negative ELBO and −log p(x) (Burda, Grosse and Salakhutdinov, 2016); `noise` is (S, B, L).
-        The more samples, the more noise is in the encoder's plain gradient, so it is doubly reparameterised (Tucker,
-        Lawson, Gu and Maddison, 2019): it goes through z alone, and there counts 1 − kl_weight · (1 − w_s / Σ w) times.
+        `noise` is (S, B, L). With full weight it lies between the negative ELBO and −log p(x) (Burda, Grosse and
+        Salakhutdinov, 2016). With uniform numbers `choice` (S, B) it has a gradient, in the mean that of the bound,
+        from one latent of each image, drawn by w̄_s = w_s / Σ w (Cremer, Morris and Duvenaud, 2017): the others cost
+        no backward pass. That of the encoder is doubly reparameterised (Tucker, Lawson, Gu and Maddison, 2019), because
+        the plain one has the more noise in it the more samples there are: it goes through z alone, there
+        1 − kl_weight · (1 − w̄_s) times.
         """
         posterior = self.posterior(x)
-        z = posterior.rsample(noise)
-        parts = self._bound_at(x, posterior, z)
-        log_weights = -parts.weighted(kl_weight)
-        bound = math.log(len(noise)) - torch.logsumexp(log_weights, 0)
-        if not torch.is_grad_enabled():
+        with torch.no_grad():
+            parts = self._bound_at(x, posterior, posterior.rsample(noise))
+            log_weights = -parts.weighted(kl_weight)
+            bound = math.log(len(noise)) - torch.logsumexp(log_weights, 0)
+        if choice is None:
             return bound, parts
-        share = torch.softmax(log_weights, 0).detach()
-        counts = 1 - kl_weight * (1 - share.unsqueeze(-1))
-        z = z.detach() + counts * (z - z.detach())  # the same value, another gradient
+        chosen = (log_weights - (-choice.log()).log()).argmax(0, keepdim=True)  # (1, B): Gumbel's way to draw from w̄
+        share = torch.take_along_dim(torch.softmax(log_weights, 0), chosen, 0)
+        z = posterior.rsample(torch.take_along_dim(noise, chosen.unsqueeze(-1), 0))
+        through = (1 - kl_weight * (1 - share)).unsqueeze(-1)
+        z = z.detach() + through * (z - z.detach())  # the same value, another gradient
         fixed = DiagonalNormal(posterior.mean.detach(), posterior.log_variance.detach())
-        surrogate = (share * self._bound_at(x, fixed, z).weighted(kl_weight)).sum(0)
-        return bound.detach() + (surrogate - surrogate.detach()), parts
+        drawn = self._bound_at(x, fixed, z).weighted(kl_weight).squeeze(0)
+        return bound + (drawn - drawn.detach()), parts
 
     def _bound_at(self, x: Tensor, posterior: DiagonalNormal, z: Tensor) -> Bound:
         reconstruction = -self.likelihood.log_prob(self.decode(z), x)

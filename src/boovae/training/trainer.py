@@ -56,6 +56,11 @@ class Trainer:
         self.compile = compile
         self.likelihood = make_likelihood(settings.likelihood, pixel_range)
         augment.check(settings, shape, binarize)
+        if settings.bound_samples > 1 and settings.normalisation == "batch" and settings.net.startswith("conv"):
+            raise InputError(
+                f"--bound-samples {settings.bound_samples}: batch normalisation knows one pass of a batch, and several "
+                "samples take two; use --normalisation group, or --bound-samples 1"
+            )
         self.method = make_method(settings)
         self.method.compare(candidates or {})
         self.replicas = Replicas(self.build, seeds or settings.seeds, self.device)
@@ -108,7 +113,7 @@ class Trainer:
             if samples == 1:
                 bound = model.bound(x, batch["latent"])
             else:
-                tight, bound = model.tight_bound(x, batch["latent"], kl_weight)
+                tight, bound = model.tight_bound(x, batch["latent"], kl_weight, batch.get("choice"))
         reconstruction, kl = ((part * (weight / samples)).sum() for part in bound)
         loss = reconstruction + kl_weight * kl if tight is None else (tight * weight).sum()
         penalties = self.method.penalty(model, batch)
@@ -119,6 +124,8 @@ class Trainer:
         """Return the random tensors of one step of one replica."""
         several = (self.settings.bound_samples,) if self.settings.bound_samples > 1 else ()
         draws = {"latent": Draw("normal", (*several, batch_size, self.settings.latent_dim))}
+        if training and several:
+            draws["choice"] = Draw("uniform", (*several, batch_size))
         if training and self.binarize == "dynamic":
             draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
         if training:
@@ -224,11 +231,15 @@ class Trainer:
         valid = self.engine.validate()
         train = {name: self.engine.totals[name] / self.engine.steps_per_epoch for name in valid}
         numbers = _to_host(train, valid)
-        penalty = numbers["valid"]["loss"] - numbers["valid"]["reconstruction"]
-        penalty = penalty - self.engine.kl_weight[0].item() * numbers["valid"]["kl"]
-        plain = numbers["valid"]["reconstruction"] + numbers["valid"]["kl"]
-        bound = numbers["valid"]["reconstruction"] + settings.kl_weight * numbers["valid"]["kl"]
-        loss = numbers["valid"]["loss"] = bound + penalty
+        parts = numbers["valid"]
+        penalty = parts["loss"] - parts["reconstruction"]
+        penalty = penalty - self.engine.kl_weight[0].item() * parts["kl"]
+        plain = parts["reconstruction"] + parts["kl"]
+        bound = parts["reconstruction"] + settings.kl_weight * parts["kl"]
+        loss = parts["loss"] = bound + penalty
+        if settings.bound_samples > 1:  # what is learned is tighter than its parts say
+            penalties = [values for name, values in parts.items() if name not in ("loss", "reconstruction", "kl")]
+            plain = bound = loss - sum(penalties)
         active = control.active > 0
         rate = control.learning_rate * self._annealed()
         event = epoch_end(images.index, self.epoch, numbers, rate, active)
