@@ -269,8 +269,6 @@ def _strengths(dataset: str, method: str) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for name in (*method.split("+"), method):
         chosen |= sections.get(name, {})
-    if "vcl" in method.split("+"):  # which has one sample of its weights for each image
-        chosen.pop("bound_samples", None)
     return chosen
 
 
