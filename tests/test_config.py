@@ -167,10 +167,13 @@ def test_the_preset_is_the_papers_table() -> None:
 
 
 def test_the_preset_takes_back_what_the_recipe_of_a_method_changes() -> None:
-    ours, paper = (resolve({"dataset": "mnist", "method": "boo+distill"}, preset=preset) for preset in (None, "paper"))
-    assert (ours.bound_samples, ours.kl_warmup) == (5, 20)
-    assert (paper.bound_samples, paper.kl_warmup) == (1, 0)
-    assert resolve({"dataset": "celeba", "method": "boo"}, preset="paper").kl_warmup == 10
+    given = {"dataset": "notmnist", "method": "boo+distill"}
+    ours, paper = resolve(given), resolve(given, preset="paper")
+    assert (ours.bound_samples, ours.kl_warmup, ours.batch_size) == (10, 20, 125)
+    assert (paper.bound_samples, paper.kl_warmup, paper.batch_size) == (1, 0, 250)
+    faces = resolve({"dataset": "celeba", "method": "boo"}, preset="paper")
+    assert (faces.kl_warmup, faces.batch_size) == (10, 512)
+    assert resolve({"dataset": "digits", "method": "boo"}, preset="paper").batch_size == 32
 
 
 @pytest.mark.parametrize("method", ["vcl+distill", "boo+distill+vcl"])

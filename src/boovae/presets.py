@@ -53,6 +53,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 #: What the paper has otherwise than the common preset, or than our own choice, for faces.
 PAPER_FACES: dict[str, Any] = {
     "normalisation": "batch",
+    "batch_size": 512,
     "learning_rate": 1e-3,
     "plateau_patience": 9,
     "early_stop": 15,
@@ -64,6 +65,7 @@ PAPER_FACES: dict[str, Any] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "schedule": "plateau",
+        "batch_size": 250,
         "learning_rate": 5e-4,
         "plateau_patience": 30,
         "early_stop": 50,
@@ -81,6 +83,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "fashion_mnist": {"batch_size": 500, "epochs": 1000},
         "celeba": PAPER_FACES,
         "celeba64": PAPER_FACES,
-        "digits": {"learning_rate": 3e-3, "plateau_patience": 12, "early_stop": 20, "epochs": 100},
+        "digits": {"batch_size": 32, "learning_rate": 3e-3, "plateau_patience": 12, "early_stop": 20, "epochs": 100},
     },
 }
