@@ -1,28 +1,39 @@
 """Which settings learn better? Variants of a method, scored on validation images after the last task.
 
     python benchmarks/variants.py --dataset mnist boo+distill warm=boo+distill:kl_warmup=20
+    python benchmarks/variants.py --dataset celeba boo+distill held=boo+distill:distill_weight=2 --features classifier
 
 Each variant is METHOD or NAME=METHOD:setting=value,…, as in a bench, with the recipe of its dataset (or `--preset`).
-All have the same seeds, so they are compared in pairs. Test images are never looked at. `boovae tune` is faster for a
-strength, whose values it trains side by side; this takes any setting.
+All have the same seeds, so they are compared in pairs. Test images are never looked at; with `--features`, samples are
+compared with the validation images, too (Fréchet distance, under the name of the features). `boovae tune` is faster for
+a strength, whose values it trains side by side; this takes any setting.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+
+import torch
 
 from boovae.config import Settings, resolve
+from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.experiments.grid import Variant
 from boovae.machine import choose_device
 from boovae.methods import make_method
+from boovae.metrics.evaluation import generate
+from boovae.metrics.features import check_names
+from boovae.metrics.judges import judge
 from boovae.progress import Lines
 from boovae.recall import load_data
 from boovae.run import planned_tasks, trainer_for
 from boovae.show import print_rows
+from boovae.training.trainer import Trainer
 from boovae.tune import learn_and_score
 
 
@@ -36,6 +47,7 @@ def main() -> None:
     parser.add_argument("--preset", default=None)
     parser.add_argument("--images", type=int, default=400, help="validation images per task")
     parser.add_argument("--samples", type=int, default=500, help="importance samples per image")
+    parser.add_argument("--features", nargs="+", default=(), help="compare samples on these, too: classifier, …")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     options = parser.parse_args()
@@ -51,10 +63,12 @@ def compare(options: argparse.Namespace) -> None:
     settings = [settings_of(variant, options) for variant in variants]
     for each in settings:
         make_method(each)
+    if options.features:
+        check_names(options.features)
     rows = []
     for variant, each in zip(variants, settings, strict=True):
         began = time.perf_counter()
-        scores = score(each, options)
+        scores, distances = score(each, options)
         by_seed = [statistics.fmean(seed) for seed in zip(*scores, strict=True)]
         rows.append(
             [
@@ -62,11 +76,12 @@ def compare(options: argparse.Namespace) -> None:
                 f"{statistics.fmean(by_seed):.2f}",
                 " ".join(f"{value:.2f}" for value in by_seed),
                 " ".join(f"{statistics.fmean(task):.1f}" for task in scores),
+                *(f"{statistics.fmean(seeds):.2f}" for seeds in distances),
                 f"{time.perf_counter() - began:.0f}",
             ]
         )
         print(*rows[-1], sep="  ", flush=True)  # a long comparison may be stopped
-    print_rows(["variant", "NLL", "by seed", "by task", "seconds"], rows)
+    print_rows(["variant", "NLL", "by seed", "by task", *options.features, "seconds"], rows)
 
 
 def settings_of(variant: Variant, options: argparse.Namespace) -> Settings:
@@ -75,13 +90,25 @@ def settings_of(variant: Variant, options: argparse.Namespace) -> Settings:
     return resolve({**given, **variant.changes}, preset=options.preset)
 
 
-def score(settings: Settings, options: argparse.Namespace) -> list[list[float]]:
-    """Return the NLL of each task's validation images, by seed, after the last task."""
+def score(settings: Settings, options: argparse.Namespace) -> tuple[list[list[float]], list[list[float]]]:
+    """Return, after the last task, the NLL of each task's validation images and the distances on features, by seed."""
     stream, device = load_data(settings), choose_device(options.device)
     planned = planned_tasks(stream, settings)
     trainer = trainer_for(settings, planned, device, options.compile)
     parts = [task.valid.images[: options.images] for task in planned]
-    return [nll.mean(1).tolist() for nll in learn_and_score(trainer, planned, parts, options.samples, Lines())]
+    scores = learn_and_score(trainer, planned, parts, options.samples, Lines())
+    return [nll.mean(1).tolist() for nll in scores], distances_of(trainer, planned, options.features)
+
+
+def distances_of(trainer: Trainer, planned: Stream, features: Sequence[str]) -> list[list[float]]:
+    """Return the Fréchet distance between samples and all validation images on each kind of features, by seed."""
+    if not features:
+        return []
+    tasks = [dataclasses.replace(task, test=task.valid) for task in planned]
+    samples = generate(trainer, trainer.settings.generated)
+    references = judge(planned, trainer, ["frechet"], Lines().note, features).references
+    seen = [torch.stack([reference.network.features(own) for own in samples]) for reference in references]
+    return [reference.scores(each, tasks).frechet.tolist() for reference, each in zip(references, seen, strict=True)]
 
 
 if __name__ == "__main__":

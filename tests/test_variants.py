@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from torch import Tensor
 
 import variants
+from boovae.data import Task
+from boovae.metrics.reference import Reference, Scores
 from boovae.presets import RECIPES
 
 
@@ -42,3 +47,24 @@ def test_what_cannot_be_compared_is_named_before_anything_is_trained(
     with pytest.raises(SystemExit, match=said):
         variants.main()
     assert capsys.readouterr().err == ""
+
+
+def test_samples_are_compared_with_validation_images(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Task] = []
+    scores = Reference.scores
+
+    def watched(self: Reference, samples: Tensor, tasks: Sequence[Task]) -> Scores:
+        asked.extend(tasks)
+        return scores(self, samples, tasks)
+
+    monkeypatch.setattr(Reference, "scores", watched)
+    flags = ["--tasks", "2", "--samples", "3", "--images", "10", "--device", "cpu", "--features", "classifier"]
+    monkeypatch.setattr("sys.argv", ["variants.py", "short=standard:epochs=1", "long=standard:epochs=8", *flags])
+    variants.main()
+    *_, head, short, long = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert head[-2:] == ["classifier", "seconds"]
+    assert 0 < float(long[-2]) < float(short[-2])
+    assert len(asked) == 4
+    assert all(task.test is task.valid for task in asked)
