@@ -29,6 +29,7 @@ from boovae.methods import make_method
 from boovae.metrics.evaluation import generate
 from boovae.metrics.features import check_names
 from boovae.metrics.judges import judge
+from boovae.metrics.reference import Reference
 from boovae.progress import Lines
 from boovae.recall import load_data
 from boovae.run import planned_tasks, trainer_for
@@ -96,17 +97,20 @@ def score(settings: Settings, options: argparse.Namespace) -> tuple[list[list[fl
     planned = planned_tasks(stream, settings)
     trainer = trainer_for(settings, planned, device, options.compile)
     parts = [task.valid.images[: options.images] for task in planned]
+    metrics = ["frechet"] if options.features else []
+    references = judge(
+        planned, trainer, metrics, Lines().note, options.features
+    ).references  # what is missing is named now
     scores = learn_and_score(trainer, planned, parts, options.samples, Lines())
-    return [nll.mean(1).tolist() for nll in scores], distances_of(trainer, planned, options.features)
+    return [nll.mean(1).tolist() for nll in scores], distances_of(trainer, planned, references)
 
 
-def distances_of(trainer: Trainer, planned: Stream, features: Sequence[str]) -> list[list[float]]:
+def distances_of(trainer: Trainer, planned: Stream, references: Sequence[Reference]) -> list[list[float]]:
     """Return the Fréchet distance between samples and all validation images on each kind of features, by seed."""
-    if not features:
+    if not references:
         return []
     tasks = [dataclasses.replace(task, test=task.valid) for task in planned]
     samples = generate(trainer, trainer.settings.generated)
-    references = judge(planned, trainer, ["frechet"], Lines().note, features).references
     seen = [torch.stack([reference.network.features(own) for own in samples]) for reference in references]
     return [reference.scores(each, tasks).frechet.tolist() for reference, each in zip(references, seen, strict=True)]
 
