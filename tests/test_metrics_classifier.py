@@ -256,7 +256,7 @@ def test_chunks_do_not_change_the_answer_nor_the_mode(monkeypatch: pytest.Monkey
     net = Classifier((8, 8), classes=range(3)).train()
     images = torch.rand(2, 50, 64, dtype=torch.float64)
     whole = net.logits(images)
-    monkeypatch.setattr(module, "_CHUNK_VALUES", 64 * 7)
+    monkeypatch.setattr(module, "_CPU_CHUNK_VALUES", 64 * 7)
     torch.testing.assert_close(net.logits(images), whole)
     assert net.training
     assert not whole.requires_grad

@@ -41,6 +41,7 @@ UNCLASSIFIED = -1
 """The label of an image that is not a number anywhere (a sample of a diverged model)."""
 
 _CHUNK_VALUES = 2**20  # input values per forward pass: bounds memory, independent of the number of images
+_CPU_CHUNK_VALUES = 2**17  # the same on a CPU: what a pass makes stays in its cache, which is twice as fast
 _SMALLEST_SIDE = 8  # smaller images are treated as flat features
 _POLL_SECONDS, _POLLS_PER_LINE = 0.2, 50  # while another process trains the same classifier
 
@@ -145,7 +146,8 @@ class Classifier(nn.Module):
             )
         was_training = self.training
         self.eval()
-        chunks = images.reshape(-1, size).tensor_split(1 + images.numel() // _CHUNK_VALUES)
+        most = _CPU_CHUNK_VALUES if self.centre.device.type == "cpu" else _CHUNK_VALUES
+        chunks = images.reshape(-1, size).tensor_split(1 + images.numel() // most)
         out = torch.cat([function(chunk.to(self.centre)) for chunk in chunks])
         self.train(was_training)
         return out.view(*images.shape[:-1], out.shape[-1])
