@@ -18,8 +18,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-import torch
-
 from boovae.config import Settings, resolve
 from boovae.data import Stream
 from boovae.errors import InputError
@@ -111,8 +109,7 @@ def distances_of(trainer: Trainer, planned: Stream, references: Sequence[Referen
         return []
     tasks = [dataclasses.replace(task, test=task.valid) for task in planned]
     samples = generate(trainer, trainer.settings.generated)
-    seen = [torch.stack([reference.network.features(own) for own in samples]) for reference in references]
-    return [reference.scores(each, tasks).frechet.tolist() for reference, each in zip(references, seen, strict=True)]
+    return [reference.compare(samples, tasks).frechet.tolist() for reference in references]
 
 
 if __name__ == "__main__":

@@ -195,8 +195,7 @@ def _frechet(samples: Tensor, tasks: Sequence[Task], references: Sequence[Refere
     """Return how near samples (R, N, D) are to the images of the tasks seen, on the features of each network."""
     sets: dict[str, dict[str, Any]] = {}
     for reference in references:
-        features = torch.stack([reference.network.features(own) for own in samples])
-        scores = reference.scores(features, tasks)
+        scores = reference.compare(samples, tasks)
         numbers = {name: listed(values.cpu().numpy()) for name, values in scores._asdict().items()}
         images = sum(len(task.test.images) for task in tasks)
         sets[reference.network.name] = {

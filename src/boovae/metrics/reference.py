@@ -57,6 +57,10 @@ class Reference:
         self.network = network
         self._known: dict[int, tuple[Task, Real]] = {}
 
+    def compare(self, samples: Tensor, tasks: Sequence[Task]) -> Scores:
+        """Return how near samples (R, N, D) are to the tasks' images."""
+        return self.scores(torch.stack([self.network.features(own) for own in samples]), tasks)
+
     def scores(self, samples: Tensor, tasks: Sequence[Task]) -> Scores:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
