@@ -19,7 +19,7 @@ from boovae.distributions import DiagonalNormal, Side
 from boovae.likelihoods import Bernoulli, Likelihood, Normal
 from boovae.nets import make_nets
 from boovae.penalties import REFERENCE_RANGE, Penalties
-from boovae.priors.boosted import EMPTY, ROOM, BoostedPrior
+from boovae.priors.boosted import EMPTY, BoostedPrior
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder, tiny, trained
@@ -66,11 +66,11 @@ def moved(model: VAE, amount: float = 0.3) -> VAE:
 
 def decoded(model: VAE) -> Tensor:
     """What the decoder says at every place's mean, (C, D)."""
-    return model.decode(boosted(model).mean).flatten(0, 1)
+    return model.decode(boosted(model).mean[:TASKS]).flatten(0, 1)
 
 
 def noise(*, zero: bool = False) -> Tensor:
-    draws = torch.randn(3, ROOM * COMPONENTS, LATENT, generator=torch.Generator().manual_seed(2))
+    draws = torch.randn(3, TASKS * COMPONENTS, LATENT, generator=torch.Generator().manual_seed(2))
     return 0 * draws if zero else draws
 
 
@@ -158,7 +158,7 @@ def test_the_decoder_is_penalised_at_a_sample_of_each_component(
     # One component broader, one narrower than the reference reading allows.
     prior.log_variance[0, 0], prior.log_variance[0, 1] = 1.0, -5.5
     moved(model)
-    draws, truth = noise()[2].view(ROOM, COMPONENTS, LATENT), 0.0
+    draws, truth = noise()[2].view(TASKS, COMPONENTS, LATENT), 0.0
     for place in filled_places():
         share = 1.0 if reduction == "sum" else weight_of(model, place)
         log_variance = prior.log_variance[place]
@@ -166,7 +166,7 @@ def test_the_decoder_is_penalised_at_a_sample_of_each_component(
             share = prior.log_weights[place].exp().item()
             log_variance = log_variance.clamp(*REFERENCE_RANGE)
         now = model.decode(prior.mean[place] + draws[place] * log_variance.exp().sqrt())
-        then = stored.view(ROOM, COMPONENTS, PIXELS)[place]
+        then = stored.view(TASKS, COMPONENTS, PIXELS)[place]
         p, q = (
             TorchBernoulli(logits=output)
             if isinstance(likelihood, Bernoulli)
@@ -198,7 +198,7 @@ def test_the_reference_reading_is_the_divergence_of_the_mixtures_times_the_compo
     reverse = (now.log_prob(here) - stored.log_prob(here)).mean().item()
     truth = 5 * {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}[side]
     penalties = Penalties(settings(boo_reduction="reference", boo_divergence=side), on=True)
-    draws = torch.randn(2000, 2, ROOM * COMPONENTS, LATENT)
+    draws = torch.randn(2000, 2, TASKS * COMPONENTS, LATENT)
     drawn = torch.func.vmap(lambda noise: penalties.encoder_divergence(model, noise))(draws)
     assert truth > 0.05
     assert drawn.mean().item() == pytest.approx(truth, abs=5 * drawn.std().item() / math.sqrt(len(drawn)))
@@ -213,7 +213,7 @@ def test_empty_places_count_nothing_and_give_finite_gradients(reduction: str) ->
         stored, prior = decoded(model), boosted(model)
         prior.pseudo_inputs[HOLE] = prior.pseudo_inputs[TASKS:] = amount
         prior.mean[HOLE] = prior.mean[TASKS:] = 10 * amount
-        stored.view(ROOM, COMPONENTS, PIXELS)[HOLE] = 100 * amount
+        stored.view(TASKS, COMPONENTS, PIXELS)[HOLE] = 100 * amount
         model.requires_grad_(True)
         total = penalties.encoder_divergence(model, noise()[:2])
         total = total + penalties.decoder_divergence(model, penalties.latents(model, noise()[2]), stored)
@@ -270,7 +270,7 @@ def test_the_penalty_is_lambda_times_both_divergences() -> None:
     stored = decoded(model)
     moved(model)
     penalties = Penalties(settings(boo_reduction="sum"), on=True)
-    state = {"lambda": torch.tensor(0.25), "decoded": stored.view(ROOM, COMPONENTS, PIXELS)}
+    state = {"lambda": torch.tensor(0.25), "decoded": stored.view(TASKS, COMPONENTS, PIXELS)}
     terms = penalties.penalty(model, {"held": noise(), "state": state})
     torch.testing.assert_close(terms["encoder"], 0.25 * penalties.encoder_divergence(model, noise()[:2]))
     torch.testing.assert_close(

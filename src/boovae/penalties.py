@@ -79,8 +79,9 @@ class Penalties:
         if not batch["state"]:
             return {}
         strength = batch["state"]["lambda"]
-        encoder = self.encoder_divergence(model, batch["held"][:2])
-        z = self.latents(model, batch["held"][2])
+        noise = batch["held"][:, : _mixture(model).rows * self.settings.components]  # drawn for empty rows, too
+        encoder = self.encoder_divergence(model, noise[:2])
+        z = self.latents(model, noise[2])
         stored = self._stored(model, batch["state"], z)
         decoder = self.decoder_divergence(model, z, stored)
         return {"encoder": strength * encoder, "decoder": strength * decoder}
@@ -113,7 +114,7 @@ class Penalties:
         if self._teacher:
             answer: Tensor = self._teacher.answer(model, state, VAE.decode, z)
             return answer
-        return state["decoded"].flatten(0, 1)
+        return state["decoded"][: _mixture(model).rows].flatten(0, 1)
 
     def decoder_divergence(self, model: VAE, z: Tensor, decoded: Tensor) -> Tensor:
         """Return R_dec at a latent z (C, L) of each component, against the outputs `decoded` (C, D)."""
@@ -122,7 +123,8 @@ class Penalties:
         divergence = model.likelihood.divergence(decoded, model.decode(z), self.settings.boo_divergence)
         shares = self._shares(weights)
         if self.reduction == "reference":
-            shares = torch.where(weights > 0, _mixture(model).log_weights.flatten().exp(), 0.0)
+            prior = _mixture(model)
+            shares = torch.where(weights > 0, prior.log_weights[: prior.rows].flatten().exp(), 0.0)
         return (shares * divergence).sum()
 
     def _shares(self, weights: Tensor) -> Tensor:
@@ -151,6 +153,6 @@ def _mixture(model: VAE) -> TaskMixture:
 def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
     """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty places."""
     prior = _mixture(model)
-    log_weights = (torch.log_softmax(prior.log_masses, 0).unsqueeze(1) + prior.log_weights).flatten()
-    mixture = DiagonalMixture(log_weights, prior.mean.flatten(0, 1), prior.log_variance.flatten(0, 1))
+    log_weights, rows = prior.log_shares.flatten(), prior.rows
+    mixture = DiagonalMixture(log_weights, prior.mean[:rows].flatten(0, 1), prior.log_variance[:rows].flatten(0, 1))
     return mixture, torch.where(log_weights > EMPTY / 2, log_weights.exp(), 0.0)

@@ -50,7 +50,7 @@ class TaskMixture(Prior):
         super().__init__()
         rows = ROOM * max(1, -(-tasks // ROOM))
         self.components = rows * components
-        self.finished = tasks  # rows that hold a task; the others are empty
+        self.seen = tasks  # rows that hold a task, the last one perhaps in training; the others are empty
         self.live, self.elbo, self.reencode = False, elbo, reencode
         self.register_buffer("pseudo_inputs", torch.zeros(rows, components, pixels))
         self.register_buffer("mean", torch.zeros(rows, components, latent_dim))
@@ -64,15 +64,20 @@ class TaskMixture(Prior):
     def current(self, encoder: Encoder) -> DiagonalMixture:
         """Return the mixture of the components of the task in training."""
 
+    @property
+    def rows(self) -> int:
+        """How many rows are computed with: those of finished tasks; compiled code keeps empty ones and its shapes."""
+        return len(self.log_masses) if torch.compiler.is_compiling() else max(self.seen - self.live, 1)
+
     def stored(self, encoder: Encoder) -> DiagonalNormal:
         """Return the Gaussians of finished tasks, (T, K, L)."""
         if self.reencode:
-            return encoder(self.pseudo_inputs)
-        return DiagonalNormal(self.mean, self.log_variance)
+            return encoder(self.pseudo_inputs[: self.rows])
+        return DiagonalNormal(self.mean[: self.rows], self.log_variance[: self.rows])
 
     def encoded(self, encoder: Encoder) -> DiagonalNormal:
         """Return what the encoder makes of the pseudo-inputs of finished tasks now, (T K, L)."""
-        return encoder(self.pseudo_inputs.flatten(0, 1))
+        return encoder(self.pseudo_inputs[: self.rows].flatten(0, 1))
 
     def outward(self, mean: Tensor) -> Tensor:
         """Return which latents the means of components stand for: themselves, unless there is a flow."""
@@ -80,16 +85,19 @@ class TaskMixture(Prior):
 
     def before(self, encoder: Encoder) -> Density:
         """Return the mixture of all finished tasks."""
-        log_weights = torch.log_softmax(self.log_masses, 0).unsqueeze(1) + self.log_weights
-        return _flat(log_weights, self.stored(encoder))
+        return _flat(self.log_shares, self.stored(encoder))
+
+    @property
+    def log_shares(self) -> Tensor:
+        """The log-weights (T, K) that the components of finished tasks have in the mixture of these tasks."""
+        return torch.log_softmax(self.log_masses[: self.rows], 0).unsqueeze(1) + self.log_weights[: self.rows]
 
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:
         """Return the whole mixture, or one finished task's part of it."""
         if task is not None:
             stored = self.stored(encoder)
             return DiagonalMixture(self.log_weights[task], stored.mean[task], stored.log_variance[task])
-        log_masses, log_weights, stored = self._filled(encoder)
-        finished = _flat(log_masses.unsqueeze(1) + log_weights, stored)
+        finished = self._finished(encoder)
         if not self.live:
             return finished
         log_weights, mean, log_variance = self.current(encoder)
@@ -101,22 +109,20 @@ class TaskMixture(Prior):
 
         One image (1, s, L) with many tasks (n,) is scored by each of them.
         """
-        log_masses, log_weights, stored = self._filled(encoder)
-        mixture = _flat(log_masses.unsqueeze(1) + log_weights, stored)
+        mixture = self._finished(encoder)
         scores = mixture.component_log_probs(z)  # (n, s, T K)
-        count = log_weights.shape[-1]
+        count = self.log_weights.shape[-1]
         columns = tasks.unsqueeze(-1) * count + torch.arange(count, device=tasks.device)  # (n, K)
         own = torch.take_along_dim(scores, columns.unsqueeze(-2), -1)  # (n, s, K)
         return (
             torch.logsumexp(scores + mixture.log_weights, -1),
-            torch.logsumexp(own + log_weights[tasks].unsqueeze(-2), -1),
+            torch.logsumexp(own + self.log_weights[tasks].unsqueeze(-2), -1),
         )
 
-    def _filled(self, encoder: Encoder) -> tuple[Tensor, Tensor, DiagonalNormal]:
-        """Return masses, weights and Gaussians of finished tasks; compiled code keeps the empty rows and its shapes."""
-        stored = self.stored(encoder)
-        rows = len(self.log_masses) if torch.compiler.is_compiling() else max(self.finished, 1)
-        return self.log_masses[:rows], self.log_weights[:rows], DiagonalNormal(*(part[:rows] for part in stored))
+    def _finished(self, encoder: Encoder) -> DiagonalMixture:
+        """Return the components of finished tasks with the weights they have in the whole mixture."""
+        log_weights = self.log_masses[: self.rows].unsqueeze(1) + self.log_weights[: self.rows]
+        return _flat(log_weights, self.stored(encoder))
 
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
         """Return log q(z | x) − log r(z), under the task's own components while it is learned (unless `elbo` is full).
@@ -152,7 +158,7 @@ class BoostedPrior(TaskMixture):
         if not (self.holds and self.live and self.elbo == "current"):
             return super().kl(posterior, z, encoder)
         count = len(self.live_inputs)
-        both = encoder(torch.cat([self.live_inputs, self.pseudo_inputs.flatten(0, 1)]))
+        both = encoder(torch.cat([self.live_inputs, self.pseudo_inputs[: self.rows].flatten(0, 1)]))
         live, self._encoded = (
             DiagonalNormal(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None))
         )
