@@ -127,6 +127,26 @@ def diverging(trainer: Trainer, replica: int, epochs: set[int], *, poison: bool 
     trainer.method.state = lambda: {"number": torch.arange(len(trainer.replicas))}  # type: ignore[method-assign]
 
 
+def test_a_replica_that_has_stopped_takes_no_more_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)  # one after another, as convolutions and large networks run
+    task = make_task(random_images(24), random_images(6, seed=4))
+    trainer, recorder, taken = make_trainer(3, epochs=40, early_stop=2, seed=0), Recorder(), []
+    trainer.engine.track = lambda state, step: taken.append(1)
+    trainer.learn(task, recorder)
+    epochs = recorder.events[-1]["epochs"]
+    assert len(set(epochs)) > 1
+    assert len(taken) == sum(epochs) * trainer.engine.steps_per_epoch
+    for event in recorder.of("epoch"):
+        resting = [value is None for value in event["train"]["loss"]]
+        assert resting == [event["epoch"] >= count for count in epochs]
+        assert resting == [not active for active in event["active"]]
+    for seed in range(3):
+        alone = make_trainer(1, epochs=40, early_stop=2, seed=seed)
+        alone.learn(task, Recorder())
+        for name, tensor in alone.replicas.parameters.items():
+            assert torch.equal(trainer.replicas.parameters[name][seed], tensor[0])
+
+
 def test_a_diverged_replica_goes_back_and_the_others_do_not_notice() -> None:
     task = make_task(random_images(24), random_images(6, seed=4))
     healthy, recorder = make_trainer(3, epochs=6), Recorder()

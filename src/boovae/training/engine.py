@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -115,7 +115,15 @@ class Engine:
         replicas = self.replicas
         learned = (replicas.parameters, self.first, self.second, replicas.buffers, self.rate, self.steps)
         self._rows = [learned] if replicas.stacked else [replica_of(learned, r) for r in range(len(replicas))]
+        self._active = tuple(range(len(replicas)))
+        self._resting = torch.full((), torch.nan, device=train.device)
         self.reset_totals()
+
+    def attend(self, active: Sequence[int]) -> None:
+        """Let only these replicas take steps; the loss terms of the others are NaN. Stacked ones go on, unasked for."""
+        if not self.replicas.stacked and tuple(active) != self._active:
+            self._active = tuple(active)
+            self._graph = None
 
     def reset_optimiser(self, replica: int | None = None) -> None:
         """Forget Adam's moments, of one replica or of all."""
@@ -165,9 +173,11 @@ class Engine:
         if self.replicas.stacked:
             terms = self._descend(*self._rows[0], batch)
         else:
-            steps = [functools.partial(self._descend, *row, replica_of(batch, r)) for r, row in enumerate(self._rows)]
-            parts = side_by_side(self.replicas.device, steps)
-            terms = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+            steps = [functools.partial(self._descend, *self._rows[r], replica_of(batch, r)) for r in self._active]
+            parts = dict(zip(self._active, side_by_side(self.replicas.device, steps), strict=True))
+            rows = [parts.get(r, {}) for r in range(len(self.replicas))]
+            names = parts[self._active[0]]
+            terms = {name: torch.stack([row.get(name, self._resting) for row in rows]) for name in names}
         for name, term in terms.items():
             if name not in self.totals:
                 self.totals[name] = torch.zeros_like(term)

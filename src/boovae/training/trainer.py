@@ -201,6 +201,7 @@ class Trainer:
 
     def _train_epoch(self, images: TaskImages, observer: Observer) -> None:
         engine, settings = self.engine, self.settings
+        engine.attend(np.flatnonzero(self._control.active).tolist())
         engine.rate.copy_(torch.from_numpy(self._control.learning_rate * self._annealed()))
         warmth = min(1.0, self.epoch / settings.kl_warmup) if settings.kl_warmup else 1.0
         engine.kl_weight.fill_(settings.kl_weight * warmth)
