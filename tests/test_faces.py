@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from boovae.cli import main
@@ -22,7 +23,7 @@ from boovae.methods import TaskImages
 from boovae.metrics.evaluation import generate
 from boovae.normalisation import BatchNorm, learning
 from boovae.run import load_trainer, train
-from boovae.training.engine import Engine
+from boovae.training.engine import Engine, Step
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder, tiny, train_with_kills
@@ -110,18 +111,39 @@ def test_steps_equal_those_of_torchs_own_batch_normalisation_and_adam(functional
             torch.testing.assert_close(tensor[row], state[theirs], rtol=1e-6, atol=1e-8)
 
 
-def test_only_the_first_pass_learns_statistics_and_later_ones_use_the_stored() -> None:
+def test_only_the_first_pass_learns_statistics_and_later_ones_share_them() -> None:
     layer = BatchNorm(3)
     batch, others = 5 + 2 * torch.randn(50, 3, 4, 4), torch.randn(7, 3, 4, 4)
     stored = layer(others)
     with learning(layer) as seen:
         output = layer(batch)
-        torch.testing.assert_close(layer(others), stored)
+        together = F.batch_norm(others, batch.mean((0, 2, 3)), batch.var((0, 2, 3), correction=0))
+        torch.testing.assert_close(layer(others), together)
+        with torch.no_grad():  # what has no gradient is a teacher, or a sample
+            torch.testing.assert_close(layer(others), stored)
     torch.testing.assert_close(seen[".mean"], batch.mean((0, 2, 3)))
     torch.testing.assert_close(seen[".variance"], batch.var((0, 2, 3)))
     torch.testing.assert_close(output.mean((0, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)
     assert torch.equal(layer.mean, torch.zeros(3))  # others move it
     torch.testing.assert_close(layer(others), stored)
+
+
+@pytest.mark.parametrize("method", ["boo", "coreset", "boo+distill"])
+def test_no_loss_is_lowered_by_the_size_of_weights_before_a_normalisation(method: str, colours: Stream) -> None:
+    """A normalised network does not know their size, so no gradient may point there: stored statistics would follow."""
+    chosen = {"normalisation": "batch", "boo_lambda": 1.0, "coreset_mode": "batch", "jitter": 0.0}
+    trainer = trained(colours, tasks=2, method=method, **chosen)
+    along: dict[str, float] = {}
+
+    def look(state: dict[str, Tensor], step: Step) -> None:
+        for name in ("encoder.body.0.weight", "decoder.body.0.weight"):  # convolutions; a normalisation follows
+            weights, gradient = (tensors[name].flatten() for tensors in (step.before, step.gradients))
+            along[name] = (torch.dot(weights, gradient) / (weights.norm() * gradient.norm())).item()
+
+    trainer.engine.track = look
+    trainer.learn(colours[2], Recorder())
+    assert len(along) == 2
+    assert all(abs(cosine) < 1e-3 for cosine in along.values())
 
 
 @pytest.mark.parametrize("normalisation", ["group", "batch"])

@@ -2,10 +2,13 @@
 
 Group normalisation (Wu and He, 2018) knows one image at a time and has no state. Batch normalisation (Ioffe and
 Szegedy, 2015) has: the statistics of the training batches. They never change inside a network. A layer of `BatchNorm`
-normalises with the stored statistics, always, but for one pass: the first one inside `learning`, which is that of the
-training batch. That one uses the statistics of the batch and hands them out, and the engine moves the stored ones
-towards them. So whatever else goes through the network while a loss is computed (pseudo-inputs of a prior, images of a
-teacher) is normalised as it will be in an evaluation, and a penalty is zero at its own reference.
+normalises with the stored statistics, but for the loss of a training step, which is computed inside `learning`: there
+the first pass is that of the training batch, it hands its statistics out, and the engine moves the stored ones towards
+them. All later passes that have a gradient (pseudo-inputs of a prior, images of earlier tasks) use the same statistics.
+
+These keep their gradient, and have to. The network of a batch does not change if the weights before a normalisation are
+all doubled; that of an image normalised with numbers at rest does. A loss with both is lowered by letting the weights
+grow or shrink for ever, while the stored statistics come too late, and what was learned is gone when they arrive.
 """
 
 from __future__ import annotations
@@ -41,16 +44,27 @@ class BatchNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("variance", torch.ones(channels))
         self.learns = False
-        self.seen: dict[str, Tensor] = {}
+        #: Mean and variance (C,) of the training batch, from its pass to the end of its loss.
+        self.batch: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise with the stored statistics, or with those of x where it is the batch to learn from."""
-        if not self.learns:
-            return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, False, 0.0, EPSILON)
-        self.learns = False
-        variance, mean = torch.var_mean(x.detach(), dim=(0, 2, 3))
-        self.seen = {"mean": mean, "variance": variance}
-        return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, EPSILON)
+        """Normalise with the stored statistics, while a loss is computed with those of the training batch."""
+        if not torch.is_grad_enabled():  # a teacher, a validation, samples
+            return self._stored(x)
+        if self.learns:
+            self.learns = False
+            variance, mean = torch.var_mean(x, dim=(0, 2, 3))
+            self.batch = mean, variance
+            self.values = x.numel() // len(mean)
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, EPSILON)
+        if self.batch is None:
+            return self._stored(x)
+        mean, variance = self.batch
+        scale = self.weight * (variance * (1 - 1 / self.values) + EPSILON).rsqrt()
+        return torch.addcmul((self.bias - mean * scale).view(-1, 1, 1), x, scale.view(-1, 1, 1))
+
+    def _stored(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, False, 0.0, EPSILON)
 
 
 def group_norm(channels: int) -> nn.Module:
@@ -70,10 +84,12 @@ def learning(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     seen: dict[str, Tensor] = {}
     try:
         yield seen
-        seen.update({f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.seen.items()})
+        for name, layer in layers.items():
+            if layer.batch is not None:
+                seen[f"{name}.mean"], seen[f"{name}.variance"] = (part.detach() for part in layer.batch)
     finally:
         for layer in layers.values():
-            layer.learns, layer.seen = False, {}
+            layer.learns, layer.batch = False, None
 
 
 @torch.no_grad()
