@@ -69,11 +69,11 @@ def frechet_distance(a: Moments, b: Moments) -> Tensor:
 
 
 def frechet_distances(references: Sequence[Moments], b: Moments) -> list[Tensor]:
-    """Return `frechet_distance(a, b)` for each a of the references; the root of b, which is dear, is taken once."""
+    """Return `frechet_distance(a, b)` for each a of the references; that of b which is dear is done once."""
     for a in references:
         _check(a, b)
-    root = _root(b.covariance)
-    return [_distance(a, b, root) for a in references]
+    factor = _factor(b.covariance)
+    return [_distance(a, b, factor) for a in references]
 
 
 def _check(a: Moments, b: Moments) -> None:
@@ -85,12 +85,12 @@ def _check(a: Moments, b: Moments) -> None:
             )
 
 
-def _distance(a: Moments, b: Moments, root_b: Tensor) -> Tensor:
-    """Return the distance, given the root of the covariance of b."""
+def _distance(a: Moments, b: Moments, factor_b: Tensor) -> Tensor:
+    """Return the distance, given a factor of the covariance of b."""
     squared = (a.mean - b.mean).double().square().sum(-1)
-    # tr (S_a^½ S_b S_a^½)^½ is the sum of the singular values of S_a^½ S_b^½. Taken so, rounding errors of
-    # vanishing eigenvalues stay at 1e-16; the root of an eigenvalue that should be 0 would lift them to 1e-8.
-    overlap: Tensor = torch.linalg.svdvals(_root(a.covariance) @ root_b).sum(-1)
+    # tr (S_a^½ S_b S_a^½)^½ is the sum of the singular values of F_aᵀ F_b, whatever the factors. Taken so, rounding
+    # errors of vanishing eigenvalues stay at 1e-16; the root of an eigenvalue that should be 0 would lift them to 1e-8.
+    overlap: Tensor = torch.linalg.svdvals(_factor(a.covariance).mT @ factor_b).sum(-1)
     traces = [m.covariance.double().diagonal(dim1=-2, dim2=-1).sum(-1) for m in (a, b)]
     return (squared + traces[0] + traces[1] - 2 * overlap).clamp(min=0.0).where(_finite(a) & _finite(b), torch.nan)
 
@@ -99,12 +99,16 @@ def _finite(m: Moments) -> Tensor:
     return m.mean.isfinite().all(-1) & m.covariance.isfinite().all(-1).all(-1)
 
 
-def _root(covariance: Tensor) -> Tensor:
-    """Return the symmetric square root of positive semi-definite matrices `(..., F, F)`."""
-    # Not-finite matrices make eigh fail for the whole batch; their result is set to nan by the caller.
-    values, vectors = torch.linalg.eigh(covariance.double().nan_to_num(0.0, 0.0, 0.0))
-    # Below this an eigenvalue is rounding: directions in which the features do not vary.
+def _factor(covariance: Tensor) -> Tensor:
+    """Return F with F Fᵀ = S for positive semi-definite matrices S `(..., F, F)`."""
+    # Not-finite matrices would fail for the whole batch; their result is set to nan by the caller.
+    covariance = covariance.double().nan_to_num(0.0, 0.0, 0.0)
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if not failed.any():
+        return factor
+    # Directions without any variance: fewer images than features. Below the floor an eigenvalue is rounding.
+    values, vectors = torch.linalg.eigh(covariance)
     floor = values[..., -1:].abs() * values.shape[-1] * torch.finfo(torch.float64).eps
-    roots = torch.where(values > floor, values, 0.0).sqrt()
-    root: Tensor = (vectors * roots.unsqueeze(-2)) @ vectors.mT
+    root: Tensor = vectors * torch.where(values > floor, values, 0.0).sqrt().unsqueeze(-2)
     return root
