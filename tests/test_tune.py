@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from boovae.errors import InputError
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Silent
 from boovae.training.trainer import Trainer
-from boovae.tune import SEARCHES, Trial, best, search, write_recipe
+from boovae.tune import SEARCHES, Trial, best, edge, search, write_recipe
 from conftest import Recorder, tiny
 
 CPU = torch.device("cpu")
@@ -116,6 +117,17 @@ def test_more_tasks_than_there_are_and_no_seeds_are_refused_before_training(digi
         search(tiny(method="ewc"), digits, seeds=0, device=CPU, display=Silent())
 
 
+@pytest.mark.parametrize(
+    ("winner", "said"),
+    [(1, "1 is the smallest value tried; smaller"), (2, ""), (3, "3 is the largest value tried; larger")],
+)
+def test_a_best_value_at_the_edge_asks_to_look_further(winner: float, said: str) -> None:
+    trials = [Trial("ewc_strength", value, [abs(value - winner)]) for value in (3.0, 1.0, 2.0)]
+    assert edge(trials, best(trials)).startswith(f"ewc_strength: {said}" if said else "")
+    assert bool(edge(trials, best(trials))) == bool(said)
+    assert edge(trials[:1], trials[0]) == ""
+
+
 def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--tasks",
@@ -136,6 +148,7 @@ def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr()
     trials = json.loads(said.out)
     assert "--replicas has no say in tune: --seeds-each" in said.err
+    assert re.search(r"ewc_strength: (1 is the smallest|1000 is the largest) value tried", said.err)
     assert [len(trial["nll"]) for trial in trials] == [1, 1]
     assert [trial["value"] for trial in trials] == [1.0, 1000.0]
     winner = min(trials, key=lambda trial: float(trial["nll"][0]))

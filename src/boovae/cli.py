@@ -98,7 +98,7 @@ def tune(arguments: Tune) -> None:
     from boovae.machine import choose_device
     from boovae.progress import make_display
     from boovae.recall import load_data
-    from boovae.tune import best, read_recipe, search, write_recipe
+    from boovae.tune import best, edge, read_recipe, search, write_recipe
 
     settings = settings_of(arguments)
     read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
@@ -121,6 +121,8 @@ def tune(arguments: Tune) -> None:
     else:
         rows = [(f"{trial.value:g}", spread(trial.nll), "best" if trial is winner else "") for trial in trials]
         print_rows((winner.setting, "NLL on validation images", ""), rows)
+    if warning := edge(trials, winner):
+        print(warning, file=sys.stderr)
     if arguments.recipe is not None:
         write_recipe(arguments.recipe, settings.method, winner)
 

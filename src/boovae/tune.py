@@ -104,6 +104,15 @@ def best(trials: Sequence[Trial]) -> Trial:
     return min(trials, key=lambda trial: (any(math.isnan(nll) for nll in trial.nll), fmean(trial.nll)))
 
 
+def edge(trials: Sequence[Trial], winner: Trial) -> str:
+    """Return what to say if the best value is the smallest or the largest one tried: a better one may lie beyond."""
+    values = [trial.value for trial in trials]
+    if len(set(values)) == 1 or min(values) < winner.value < max(values):
+        return ""
+    side, beyond = ("smallest", "smaller") if winner.value == min(values) else ("largest", "larger")
+    return f"{winner.setting}: {winner.value:g} is the {side} value tried; {beyond} ones may be better (--values)"
+
+
 def read_recipe(path: Path | None) -> dict[str, dict[str, Any]]:
     """Return the sections of a recipe file, settings by method; none where there is no file yet."""
     if path is None or not path.exists():
