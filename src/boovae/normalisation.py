@@ -44,8 +44,9 @@ class BatchNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("variance", torch.ones(channels))
         self.learns = False
-        #: Mean and variance (C,) of the training batch, from its pass to the end of its loss.
+        #: Mean and variance (C,) of the training batch, from its pass to the end of its loss, and of how many values.
         self.batch: tuple[Tensor, Tensor] | None = None
+        self.values = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise with the stored statistics, while a loss is computed with those of the training batch."""
