@@ -96,9 +96,8 @@ def score(settings: Settings, options: argparse.Namespace) -> tuple[list[list[fl
     trainer = trainer_for(settings, planned, device, options.compile)
     parts = [task.valid.images[: options.images] for task in planned]
     metrics = ["frechet"] if options.features else []
-    references = judge(
-        planned, trainer, metrics, Lines().note, options.features
-    ).references  # what is missing is named now
+    # Before anything is trained: a network that is missing is named now.
+    references = judge(planned, trainer, metrics, Lines().note, options.features).references
     scores = learn_and_score(trainer, planned, parts, options.samples, Lines())
     return [nll.mean(1).tolist() for nll in scores], distances_of(trainer, planned, references)
 

@@ -152,7 +152,5 @@ def _mixture(model: VAE) -> TaskMixture:
 
 def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
     """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty places."""
-    prior = _mixture(model)
-    log_weights, rows = prior.log_shares.flatten(), prior.rows
-    mixture = DiagonalMixture(log_weights, prior.mean[:rows].flatten(0, 1), prior.log_variance[:rows].flatten(0, 1))
-    return mixture, torch.where(log_weights > EMPTY / 2, log_weights.exp(), 0.0)
+    mixture = _mixture(model).kept()
+    return mixture, torch.where(mixture.log_weights > EMPTY / 2, mixture.log_weights.exp(), 0.0)

@@ -69,7 +69,7 @@ def frechet_distance(a: Moments, b: Moments) -> Tensor:
 
 
 def frechet_distances(references: Sequence[Moments], b: Moments) -> list[Tensor]:
-    """Return `frechet_distance(a, b)` for each a of the references; that of b which is dear is done once."""
+    """Return `frechet_distance(a, b)` for each a of the references; the factor of b is taken once."""
     for a in references:
         _check(a, b)
     factor = _factor(b.covariance)
@@ -88,7 +88,7 @@ def _check(a: Moments, b: Moments) -> None:
 def _distance(a: Moments, b: Moments, factor_b: Tensor) -> Tensor:
     """Return the distance, given a factor of the covariance of b."""
     squared = (a.mean - b.mean).double().square().sum(-1)
-    # tr (S_a^½ S_b S_a^½)^½ is the sum of the singular values of F_aᵀ F_b, whatever the factors. Taken so, rounding
+    # tr (S_a^½ S_b S_a^½)^½ is the sum of the singular values of L_aᵀ L_b, whatever the factors. Taken so, rounding
     # errors of vanishing eigenvalues stay at 1e-16; the root of an eigenvalue that should be 0 would lift them to 1e-8.
     overlap: Tensor = torch.linalg.svdvals(_factor(a.covariance).mT @ factor_b).sum(-1)
     traces = [m.covariance.double().diagonal(dim1=-2, dim2=-1).sum(-1) for m in (a, b)]
@@ -100,7 +100,7 @@ def _finite(m: Moments) -> Tensor:
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """Return F with F Fᵀ = S for positive semi-definite matrices S `(..., F, F)`."""
+    """Return L with L Lᵀ = S for positive semi-definite matrices S `(..., F, F)`."""
     # Not-finite matrices would fail for the whole batch; their result is set to nan by the caller.
     covariance = covariance.double().nan_to_num(0.0, 0.0, 0.0)
     factor: Tensor

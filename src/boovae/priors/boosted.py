@@ -69,11 +69,14 @@ class TaskMixture(Prior):
         """How many rows are computed with: those of finished tasks; compiled code keeps empty ones and its shapes."""
         return len(self.log_masses) if torch.compiler.is_compiling() else max(self.seen - self.live, 1)
 
-    def stored(self, encoder: Encoder) -> DiagonalNormal:
-        """Return the Gaussians of finished tasks, (T, K, L)."""
-        if self.reencode:
-            return encoder(self.pseudo_inputs[: self.rows])
+    @property
+    def gaussians(self) -> DiagonalNormal:
+        """The stored Gaussians of finished tasks, (T, K, L)."""
         return DiagonalNormal(self.mean[: self.rows], self.log_variance[: self.rows])
+
+    def stored(self, encoder: Encoder) -> DiagonalNormal:
+        """Return the Gaussians of finished tasks, (T, K, L), as they are or encoded anew."""
+        return encoder(self.pseudo_inputs[: self.rows]) if self.reencode else self.gaussians
 
     def encoded(self, encoder: Encoder) -> DiagonalNormal:
         """Return what the encoder makes of the pseudo-inputs of finished tasks now, (T K, L)."""
@@ -85,19 +88,18 @@ class TaskMixture(Prior):
 
     def before(self, encoder: Encoder) -> Density:
         """Return the mixture of all finished tasks."""
-        return _flat(self.log_shares, self.stored(encoder))
+        return self._mixture(torch.log_softmax(self.log_masses[: self.rows], 0), self.stored(encoder))
 
-    @property
-    def log_shares(self) -> Tensor:
-        """The log-weights (T, K) that the components of finished tasks have in the mixture of these tasks."""
-        return torch.log_softmax(self.log_masses[: self.rows], 0).unsqueeze(1) + self.log_weights[: self.rows]
+    def kept(self) -> DiagonalMixture:
+        """Return the mixture of all finished tasks as it was stored."""
+        return self._mixture(torch.log_softmax(self.log_masses[: self.rows], 0), self.gaussians)
 
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:
         """Return the whole mixture, or one finished task's part of it."""
         if task is not None:
             stored = self.stored(encoder)
             return DiagonalMixture(self.log_weights[task], stored.mean[task], stored.log_variance[task])
-        finished = self._finished(encoder)
+        finished = self._mixture(self.log_masses[: self.rows], self.stored(encoder))
         if not self.live:
             return finished
         log_weights, mean, log_variance = self.current(encoder)
@@ -109,7 +111,7 @@ class TaskMixture(Prior):
 
         One image (1, s, L) with many tasks (n,) is scored by each of them.
         """
-        mixture = self._finished(encoder)
+        mixture = self._mixture(self.log_masses[: self.rows], self.stored(encoder))
         scores = mixture.component_log_probs(z)  # (n, s, T K)
         count = self.log_weights.shape[-1]
         columns = tasks.unsqueeze(-1) * count + torch.arange(count, device=tasks.device)  # (n, K)
@@ -119,10 +121,10 @@ class TaskMixture(Prior):
             torch.logsumexp(own + self.log_weights[tasks].unsqueeze(-2), -1),
         )
 
-    def _finished(self, encoder: Encoder) -> DiagonalMixture:
-        """Return the components of finished tasks with the weights they have in the whole mixture."""
-        log_weights = self.log_masses[: self.rows].unsqueeze(1) + self.log_weights[: self.rows]
-        return _flat(log_weights, self.stored(encoder))
+    def _mixture(self, log_masses: Tensor, parts: DiagonalNormal) -> DiagonalMixture:
+        """Return the components (T, K, L) of finished tasks as one mixture, the tasks with these masses (T,)."""
+        log_weights = log_masses.unsqueeze(1) + self.log_weights[: self.rows]
+        return DiagonalMixture(log_weights.flatten(), parts.mean.flatten(0, 1), parts.log_variance.flatten(0, 1))
 
     def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
         """Return log q(z | x) − log r(z), under the task's own components while it is learned (unless `elbo` is full).
@@ -181,7 +183,3 @@ class FreeMixture(TaskMixture):
     def current(self, encoder: Encoder) -> DiagonalMixture:
         """Return the mixture of the free Gaussians."""
         return DiagonalMixture(self.live_log_weights, self.live_mean, self.live_log_variance)
-
-
-def _flat(log_weights: Tensor, parts: DiagonalNormal) -> DiagonalMixture:
-    return DiagonalMixture(log_weights.flatten(), parts.mean.flatten(0, 1), parts.log_variance.flatten(0, 1))

@@ -174,10 +174,10 @@ class Engine:
             terms = self._descend(*self._rows[0], batch)
         else:
             steps = [functools.partial(self._descend, *self._rows[r], replica_of(batch, r)) for r in self._active]
-            parts = dict(zip(self._active, side_by_side(self.replicas.device, steps), strict=True))
-            rows = [parts.get(r, {}) for r in range(len(self.replicas))]
-            names = parts[self._active[0]]
-            terms = {name: torch.stack([row.get(name, self._resting) for row in rows]) for name in names}
+            done = dict(zip(self._active, side_by_side(self.replicas.device, steps), strict=True))
+            rows = [done.get(r) for r in range(len(self.replicas))]
+            names = done[self._active[0]]
+            terms = {name: torch.stack([row[name] if row else self._resting for row in rows]) for name in names}
         for name, term in terms.items():
             if name not in self.totals:
                 self.totals[name] = torch.zeros_like(term)
