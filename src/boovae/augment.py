@@ -27,6 +27,8 @@ DEFORMED, SHIFT = 0.7, 0.6
 def check(settings: Settings, shape: tuple[int, ...], binarize: str) -> None:
     """Refuse changes that images of this shape cannot undergo, or that leave grey what must be black and white."""
     colour = len(shape) == 3 and shape[0] == 3
+    if settings.mirror and len(shape) == 1:
+        raise InputError(f"--mirror needs pictures, these have shape {shape}; leave it out")
     for name, wanted, fits in (("jitter", "colour images", colour), ("deform", "pictures", len(shape) > 1)):
         strength = getattr(settings, name)
         if strength > 0 and not fits:
@@ -38,6 +40,8 @@ def check(settings: Settings, shape: tuple[int, ...], binarize: str) -> None:
 def draws(settings: Settings, batch_size: int) -> dict[str, Draw]:
     """Return the random tensors of one step of one replica."""
     found: dict[str, Draw] = {}
+    if settings.mirror:
+        found["mirror"] = Draw("uniform", (batch_size,))
     if settings.deform > 0:
         found |= {"deform": Draw("normal", (batch_size, 6)), "deformed": Draw("uniform", (batch_size,))}
     if settings.jitter > 0:
@@ -49,11 +53,18 @@ def changed(
     x: Tensor, batch: Mapping[str, Any], settings: Settings, shape: tuple[int, ...], pixel_range: tuple[float, float]
 ) -> Tensor:
     """Return images (B, D) changed by the random tensors that `batch` holds; as they are where it holds none."""
+    if "mirror" in batch:
+        x = mirror(x, batch["mirror"], shape)
     if "deform" in batch:
         x = deform(x, batch["deform"], batch["deformed"], settings.deform, shape, pixel_range)
     if "jitter" in batch:
         x = colour_jitter(x, batch["jitter"], settings.jitter, shape, pixel_range)
     return x
+
+
+def mirror(x: Tensor, uniform: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return images (B, D), left and right exchanged where `uniform` (B,) is under one half."""
+    return torch.where(uniform[:, None] < 0.5, x.unflatten(-1, shape).flip(-1).flatten(-len(shape)), x)
 
 
 def colour_jitter(

@@ -44,6 +44,8 @@ class Settings:
     """Brightness, contrast and saturation of training images vary by up to this share; colour images only."""
     deform: float = 0.0
     """Training pictures are stretched, turned, sheared and moved a little: the deviation of each, say 0.05."""
+    mirror: bool = False
+    """Half of the training pictures of every step are seen the other way round, left and right exchanged."""
     data_seed: int = 0
     """Decides the split into training, validation and test images."""
 
