@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance
 from scipy.ndimage import map_coordinates
 from torch.func import vmap
 
-from boovae.augment import colour_jitter, deform
+from boovae.augment import colour_jitter, deform, mirror
 from boovae.config import resolve
 from boovae.data import load_stream
 from boovae.errors import InputError
@@ -75,6 +75,38 @@ def test_images_that_are_drawn_black_and_white_are_so_after_the_jitter_too() -> 
 def test_jitter_is_refused_where_pixels_are_to_be_black_and_white() -> None:
     with pytest.raises(InputError, match="--jitter makes grey pixels"):
         Trainer(resolve({"jitter": 0.1}), SHAPE, binarize="threshold")
+
+
+# --- mirror ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(9, 10), (3, 6, 5)])
+def test_mirror_exchanges_left_and_right_of_every_colour_where_it_was_drawn(shape: tuple[int, ...]) -> None:
+    x = torch.rand(2, 3, 90)
+    uniform = torch.tensor([[0.1, 0.9, 0.49], [0.5, 0.0, 1.0]])
+    both = vmap(lambda pictures, u: mirror(pictures, u, shape))(x, uniform)
+    for replica, row in np.ndindex(2, 3):
+        before, after = (each[replica, row].reshape(shape).numpy() for each in (x, both))
+        np.testing.assert_array_equal(after, np.flip(before, -1) if uniform[replica, row] < 0.5 else before)
+
+
+def test_training_draws_mirrored_images_and_scoring_does_not() -> None:
+    settings = resolve({"dataset": "digits", "method": "standard", "mirror": True})
+    trainer = Trainer(settings, (8, 8))
+    assert "mirror" in trainer.draws(8, training=True)
+    assert "mirror" not in trainer.draws(8, training=False)
+    model, seen = trainer.build(), []
+    model.encoder.register_forward_pre_hook(lambda encoder, inputs: seen.append(inputs[0]))
+    x = torch.rand(2, 64)
+    batch = {"x": x, "weight": torch.ones(2), "kl_weight": torch.tensor(1.0), "latent": torch.randn(2, 10)}
+    batch |= {"mirror": torch.tensor([0.2, 0.8])}
+    trainer.objective(model, batch)
+    torch.testing.assert_close(seen[0], torch.stack([x[0].reshape(8, 8).flip(1).flatten(), x[1]]))
+
+
+def test_mirror_is_refused_where_there_is_no_left_and_right() -> None:
+    with pytest.raises(InputError, match=r"--mirror needs pictures, these have shape \(64,\)"):
+        Trainer(resolve({"mirror": True}), (64,))
 
 
 # --- deform ---------------------------------------------------------------------------------------------------------
