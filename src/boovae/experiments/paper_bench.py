@@ -47,7 +47,9 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
     for metric in request.metrics:
         tables = [table(each, metric) for each in measured]
         write_file(folder / f"{metric}.csv", as_csv(HEAD, (record for each in tables for record in each.records())))
-        note = "Ours / the paper's: mean (standard deviation) over seeds; the better one is bold.\n\n"
+        beside = any(each.compared for each in tables)
+        note = ("Ours / the paper's: mean" if beside else "Mean") + " (standard deviation) over seeds"
+        note += "; the better one is bold.\n\n" if beside and comparable(metric) else ".\n\n"
         write_file(folder / f"{metric}.md", (note + "\n".join(each.markdown() for each in tables)).encode())
     compared = list(differences(measured, request.metrics))
     write_file(folder / "differences.csv", as_csv(DIFFERENCES, iter(compared)))
