@@ -87,6 +87,15 @@ def test_a_distance_stands_beside_the_papers_and_is_never_called_better_or_fid()
     assert "**" not in text
 
 
+def test_faces_are_scored_from_the_first_task_on_but_one_class_has_no_diversity() -> None:
+    (cell,) = plan(["celeba"], ["boo"], {"replicas": 2}, 4)
+    measured = with_distances(cell, 1.0)
+    assert [[seen for seen, _ in table(measured, name).rows] for name in ("nll", "diversity")] == [
+        [1, 2, 3, 4],
+        [2, 3, 4],
+    ]
+
+
 @pytest.mark.parametrize(("boo", "ours", "first", "near"), [(10.0, 21.0, 4, 4), (60.0, 80.0, 0, 0)])
 def test_findings_say_whether_the_order_is_the_papers(boo: float, ours: float, first: int, near: int) -> None:
     together = Measured("celeba")
@@ -110,6 +119,10 @@ def test_cells_on_other_features_are_not_mixed_in(tmp_path: Path, capsys: pytest
     words += ["--out", str(tmp_path / "cells"), "--results", str(tmp_path / "results")]
     main(words)
     assert "FID" not in (tmp_path / "results" / "frechet_classifier.csv").read_text()
+    heads = {name: (tmp_path / "results" / f"{name}.md").read_text().splitlines()[0] for name in ("nll", *BOTH)}
+    assert heads == {"nll": "Mean (standard deviation) over seeds."} | dict.fromkeys(
+        BOTH, "Ours / the paper's: mean (standard deviation) over seeds."
+    )
     with pytest.raises(SystemExit):
         main([*words, "--features", "inception"])
     assert "finished without inception (--features)" in capsys.readouterr().err

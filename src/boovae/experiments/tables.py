@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from boovae.experiments.measured import Measured
-from boovae.experiments.paper import DATASET_NAMES, DECIMALS, Printed, comparable, is_distance, numbers
+from boovae.experiments.paper import DATASET_NAMES, DECIMALS, FACES, Printed, comparable, is_distance, numbers
 from boovae.experiments.statistics import Spread
 
 TITLES = {"nll": "NLL", "diversity": "Diversity", "fid": "FID"}
@@ -34,9 +34,10 @@ def title_of(metric: str) -> str:
 def rows_of(measured: Measured, metric: str) -> range:
     """Return the numbers of tasks that a table has rows for, as in the paper.
 
-    Diversity says nothing of one class, and the tables of grey images begin with two tasks; that of faces with one.
+    The tables of grey images begin with two tasks, that of faces with one; but diversity says nothing of one class.
     """
-    return range(1 if is_distance(metric) else min(2, measured.tasks), measured.tasks + 1)
+    alone = is_distance(metric) or (measured.dataset in FACES and metric == "nll")
+    return range(1 if alone else min(2, measured.tasks), measured.tasks + 1)
 
 
 @dataclass(frozen=True)
