@@ -291,3 +291,32 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot write"):
         write_file(tmp_path / "occupied" / "file", b"new")
     assert (tmp_path / "occupied").read_text() == "a file, not a folder"
+
+
+# --- the owner of a damaged one -------------------------------------------------------------------------------------
+
+
+def test_who_goes_on_after_a_damaged_checkpoint_has_two_whole_ones_again(tmp_path: Path) -> None:
+    save_series(tmp_path, 2)
+    (tmp_path / "1.safetensors").write_bytes(b"damaged")
+    found = load_checkpoint(tmp_path)  # somebody who only looks
+    assert found is not None
+    assert (tmp_path / "1.json").exists()
+    found = load_checkpoint(tmp_path, owner=True)
+    assert found is not None
+    assert found[1] == {"number": 0}
+    save_checkpoint(tmp_path, tensors_of(5), {"number": 5})
+    newest(tmp_path, "safetensors").write_bytes(b"damaged, too")
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found[1] == {"number": 0}
+    assert (tmp_path / "1.json.damaged").exists()
+
+
+def test_checkpoints_that_are_all_damaged_stay_where_they_are(tmp_path: Path) -> None:
+    save_series(tmp_path, 2)
+    for number in (0, 1):
+        (tmp_path / f"{number}.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="no checkpoint"):
+        load_checkpoint(tmp_path, owner=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"0.json", "0.safetensors", "1.json", "1.safetensors"}

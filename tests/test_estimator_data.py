@@ -78,6 +78,22 @@ def test_what_needs_pictures_takes_pictures_and_refuses_rows(parameters: dict[st
         quick(epochs=1, **parameters).fit(grey(shape=(64,)))
 
 
+@pytest.mark.parametrize("settings", [{"mirror": True}, {"deform": 0.1}, {"jitter": 0.1}, {"decoder_bounds": True}])
+def test_what_is_for_grey_values_is_refused_for_numbers_that_are_standardised(settings: dict[str, Any]) -> None:
+    pictures = np.random.default_rng(0).random((24, 8, 8, 3))
+    parameters = {"epochs": 1, "settings": settings, "net": "conv:2"}
+    quick(**parameters).fit(pictures)
+    with pytest.raises(InputError, match=f"settings: {next(iter(settings))} is for grey values"):
+        quick(**parameters).fit(255 * pictures)
+
+
+def test_the_bounds_of_a_decoder_cannot_change_between_tasks() -> None:
+    pictures = np.random.default_rng(0).random((24, 8, 8))
+    model = quick(epochs=1, net="conv:2", likelihood="logistic").fit(pictures)
+    with pytest.raises(InputError, match="decoder_bounds was True when this model began"):
+        model.set_params(settings={"decoder_bounds": False}).partial_fit(pictures)
+
+
 def test_few_first_images_of_a_stream_are_enough_for_batch_normalisation() -> None:
     settings = {"boo_steps": 1, "normalisation": "batch"}
     model = quick(net="conv:2", detect_tasks=True, detect_first=16, settings=settings)

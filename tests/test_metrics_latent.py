@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
+from torch import Tensor
 
 from boovae.data import Stream
 from boovae.distributions import DiagonalNormal
 from boovae.metrics.latent import SHOWN, codes, latent_map, principal_plane
+from boovae.priors.boosted import EMPTY
+from boovae.priors.flow import FlowPrior
+from boovae.training.replicas import replica_of
 from boovae.training.trainer import Trainer
+from boovae.vae import VAE
 from conftest import tiny, trained
 
 
@@ -63,6 +68,32 @@ def test_the_map_shows_every_task_and_every_component(digits: Stream, method: st
                 "deviation": pytest.approx([1.0, 1.0], abs=1e-3),
             }
         ]
+
+
+def test_the_map_shows_where_a_flow_takes_the_components(digits: Stream) -> None:
+    tasks = digits[:2]
+    trainer = trained(tiny(method="boo-flow", epochs=2), tasks)
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in trainer.replicas.parameters.items():
+        if name.startswith("prior.flow."):
+            tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+    found = latent_map(trainer, posteriors := codes(trainer, tasks))
+    weights = trainer.replicas.buffers["prior.log_weights"][0]
+    assert [part["task"] for part in found["components"]] == [
+        task for task in (0, 1) for weight in weights[task] if weight > EMPTY / 2
+    ]
+    assert sum(part["mass"] for part in found["components"]) == pytest.approx(1.0, abs=1e-3)
+    centre, plane, _ = principal_plane(torch.cat([posteriors[task].mean[0] for task in (0, 1)]).double())
+
+    def drawn(model: VAE) -> Tensor:
+        prior = model.prior
+        assert isinstance(prior, FlowPrior)
+        mean, log_variance = (part[0, 0] for part in prior.stored(model.posterior))
+        return prior.outward(mean + (0.5 * log_variance).exp() * torch.randn(20_000, len(mean), generator=generator))
+
+    z = (trainer.replicas.call(replica_of(trainer.replicas.tensors(), 0), drawn).detach().double() - centre) @ plane
+    spread = z.std(0).max().item()
+    assert found["components"][0]["at"] == pytest.approx(z.mean(0).tolist(), abs=0.3 * spread)
 
 
 def test_a_diverged_replica_has_no_map(digits: Stream) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from boovae.data import Stream
+from boovae.data import Split, Stream
 from boovae.distributions import DiagonalMixture
 from boovae.methods.mog import LEAST_VARIANCE, gaussian_em
 from boovae.training.trainer import Trainer
-from conftest import Recorder, tiny, trained
+from conftest import Recorder, finite, tiny, trained
 
 
 def two_groups(count: int = 4000) -> Tensor:
@@ -84,3 +85,13 @@ def test_em_weighs_the_components_and_gradients_keep_them_equal(digits: Stream) 
     torch.testing.assert_close(equal, torch.full_like(equal, 1 / 3))
     assert (weighed - 1 / 3).abs().max() > 0.01
     torch.testing.assert_close(weighed.sum(-1), torch.ones(2, 1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_task_of_one_image_leaves_the_prior_whole(digits: Stream) -> None:
+    rare = replace(digits[1], train=Split(digits[1].train.images[:1], digits[1].train.labels[:1]))
+    trainer = Trainer(tiny(method="mog"), digits.shape)
+    for task in (digits[0], rare):
+        trainer.learn(task, Recorder())
+    assert finite(trainer)
+    assert not trainer.frozen.any()

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from boovae.errors import InputError
 from boovae.training import replicas as replicas_module
 from boovae.training.engine import Batch
+from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder
@@ -175,6 +177,39 @@ def test_a_replica_that_diverges_three_times_is_frozen_at_its_best() -> None:
     assert best <= 1
     loss = trainer.engine.validate()["reconstruction"][0].item() + trainer.engine.validate()["kl"][0].item()
     assert loss == pytest.approx(recorder.of("epoch")[best]["valid"]["loss"][0], rel=1e-5)
+
+
+def test_what_was_learned_before_an_epoch_may_be_the_best_is_not_lost_by_a_divergence() -> None:
+    """Even in the last epoch: the replica ends where the epoch before did."""
+    task, last = make_task(random_images(24), random_images(6, seed=4)), 5
+    trainer, shorter = make_trainer(2, epochs=last + 1), make_trainer(2, epochs=last + 1)
+    for each in (trainer, shorter):
+        each.method.first_eligible = 100
+    diverging(trainer, 0, {last})
+    kept: dict[str, Tensor] = {}
+
+    class Before(Recorder):
+        def epoch(self, trainer: Trainer, event: Event) -> None:
+            if event["epoch"] == last - 1:
+                kept.update({name: tensor.clone() for name, tensor in trainer.replicas.parameters.items()})
+
+    shorter.learn(task, Before())
+    trainer.learn(task, Recorder())
+    for name, tensor in trainer.replicas.parameters.items():
+        assert torch.equal(tensor[0], kept[name][0])
+        assert torch.equal(tensor[1], shorter.replicas.parameters[name][1])
+
+
+@pytest.mark.parametrize(("train", "valid", "missing"), [(0, 4, "training"), (8, 0, "validation")])
+def test_a_task_without_images_is_refused(train: int, valid: int, missing: str) -> None:
+    with pytest.raises(InputError, match=f"task 'only' has no {missing} images"):
+        make_trainer().learn(make_task(random_images(train), random_images(valid)), Recorder())
+
+
+def test_batch_normalisation_is_no_matter_where_no_layer_has_it() -> None:
+    trainer = make_trainer(epochs=1, normalisation="batch")
+    trainer.learn(make_task(random_images(1), random_images(1)), Recorder())
+    assert trainer.tasks_done == 1
 
 
 def test_an_epoch_in_which_a_replica_diverged_is_not_its_best() -> None:

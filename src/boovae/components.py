@@ -309,8 +309,9 @@ def _network(replicas: Replicas) -> dict[str, Tensor]:
 
 
 def _last_fit(until: int, epochs: int) -> int:
-    """Return the epoch of the last corrective fit."""
-    return 1 << (min(until, epochs).bit_length() - 1)
+    """Return after how many epochs the last corrective fit comes; 0: there is only the first, before all."""
+    most = min(until, epochs - 1)
+    return 1 << (most.bit_length() - 1) if most > 0 else 0
 
 
 def _beyond_tolerance(order: Tensor, curve: Tensor, tolerance: float) -> Tensor:

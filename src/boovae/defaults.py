@@ -24,8 +24,10 @@ FOREIGN = (
 #: What a model is made of; it cannot change from one task to the next.
 FIXED = (
     *("latent_dim", "components", "method", "net", "normalisation", "likelihood", "log_variance_range", "prior"),
-    *("flow_layers", "flow_width"),
+    *("decoder_bounds", "flow_layers", "flow_width"),
 )
+#: What takes all pixels to have one range.
+PIXELS = ("decoder_bounds", "mirror", "deform", "jitter")
 #: With fewer images than this a task gets the settings for small data, those of the embedded digits.
 SMALL = 1000
 SMALL_EPOCHS = 70
@@ -69,6 +71,11 @@ def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, 
             raise InputError(f"settings: {name} is a parameter of its own; BooVAE({name}=...)")
         if name in FOREIGN:
             raise InputError(f"settings: {name} has no meaning for an estimator; leave it out")
+        if name in PIXELS and others[name] and not grey:
+            raise InputError(
+                f"settings: {name} is for grey values, and other numbers are standardised one by one; leave it out, or "
+                "hand in pixels as uint8 or in [0, 1]"
+            )
     small = images < SMALL
     batch_size = min(max(images // 20, 32), 250)
     open_values = {

@@ -114,7 +114,7 @@ class Run:
             done = (
                 "given up; the others go on"
                 if event["retry"] == "frozen"
-                else "back to its best, half the learning rate"
+                else "back to where it was good, half the learning rate"
             )
             self.display.note(f"replica {event['replica']} diverged in epoch {event['epoch']}: {done}")
 
@@ -185,7 +185,7 @@ class Run:
 
     def restore(self, trainer: Trainer) -> bool:
         """Put the trainer where the newest checkpoint was and cut the log back to it; False if there is none."""
-        loaded = load_checkpoint(self.folder / "checkpoint", self.display.note)
+        loaded = load_checkpoint(self.folder / "checkpoint", self.display.note, owner=True)
         length = 0
         if loaded is not None:
             tensors, record = loaded

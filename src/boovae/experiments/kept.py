@@ -58,7 +58,7 @@ class Kept:
 
     def load(self) -> tuple[dict[str, Tensor], State | None, dict[str, Any]] | None:
         """Return what `save` took; None if there is nothing."""
-        found = load_checkpoint(self.folder)
+        found = load_checkpoint(self.folder, owner=True)
         if found is None:
             return None
         tensors, record = found

@@ -53,7 +53,6 @@ class MoG(MixtureMethod):
         "boo_elbo",
         "boo_lambda_schedule",
         "boo_masses",
-        "boo_reencode",
         "boo_until",
     )
 
@@ -107,7 +106,7 @@ class MoG(MixtureMethod):
         count = self.settings.components
         copies = z.repeat(1, -(-count // z.shape[1]), 1)  # a task may have fewer images than components
         replicas.parameters["prior.live_mean"].copy_(copies[:, :count])
-        spread = z.var(1, keepdim=True).clamp(min=LEAST_VARIANCE).log()
+        spread = z.var(1, correction=min(1, z.shape[1] - 1), keepdim=True).clamp(min=LEAST_VARIANCE).log()
         replicas.parameters["prior.live_log_variance"].copy_(spread.expand(-1, count, -1))
 
     def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:

@@ -21,6 +21,10 @@ from boovae.training.replicas import Replicas
 from boovae.vae import VAE
 
 
+#: Images that are drawn at once.
+CHUNK = 1000
+
+
 class Scratch(Joint):
     """As `joint`, but the past is what the old model draws."""
 
@@ -57,7 +61,9 @@ class Scratch(Joint):
         def sampled(model: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
             return model.images(model.prior.forward(model.posterior).sample(uniform, normal))
 
-        images: Tensor = replicas.map(sampled, noise["uniform"], noise["normal"])
+        # By chunks: what a network computes on its way to an image takes far more room than the image.
+        parts = zip(noise["uniform"].split(CHUNK, 1), noise["normal"].split(CHUNK, 1), strict=True)
+        images = torch.cat([replicas.map(sampled, *part) for part in parts], dim=1)
         if self.settings.binarize == "none" or (self.settings.binarize == "dynamic" and split == "train"):
             return images  # grey; `dynamic` draws pixels anew in every epoch
         threshold = generators.draw(Draw("uniform", tuple(images.shape[1:])), *key, "pixels")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from boovae.distributions import DiagonalMixture, DiagonalNormal
 from boovae.priors.boosted import EMPTY, TaskMixture
+from boovae.priors.flow import Pushed
 from boovae.training.events import listed
 from boovae.training.replicas import replica_of
 from boovae.vae import VAE
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Test images of a task that are encoded, and those of them that are on the map.
 IMAGES, SHOWN = 500, 150
+#: Samples of a Gaussian that show where a flow takes it.
+DRAWN = 200
 
 
 @torch.no_grad()
@@ -80,13 +83,8 @@ def principal_plane(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _components(trainer: Trainer, centre: Tensor, plane: Tensor) -> list[dict[str, Any]]:
     """Return place, mass and deviations of the prior's components; a standard normal is one component."""
     prior = trainer.replicas.model.prior
-    density = trainer.replicas.call(
-        replica_of(trainer.replicas.tensors(), 0), lambda model: model.prior(model.posterior)
-    )
-    if isinstance(density, DiagonalMixture):
-        log_weights, mean, log_variance = (part.detach().double().cpu() for part in density)
-    else:
-        log_weights, mean, log_variance = torch.zeros(1).double(), *torch.zeros(2, 1, len(centre)).double()
+    found = trainer.replicas.call(replica_of(trainer.replicas.tensors(), 0), _gaussians)
+    log_weights, mean, log_variance = (part.detach().double().cpu() for part in found)
     places = prior.log_weights.shape[1] if isinstance(prior, TaskMixture) else None
     at = _rows((mean - centre) @ plane)
     deviations = _rows((log_variance.exp() @ plane.square()).sqrt())
@@ -99,6 +97,19 @@ def _components(trainer: Trainer, centre: Tensor, plane: Tensor) -> list[dict[st
         }
         for index in (log_weights > EMPTY / 2).nonzero().flatten().tolist()
     ]
+
+
+def _gaussians(model: VAE) -> DiagonalMixture:
+    """Return one replica's prior as Gaussians of z-space; those that a flow bends by the moments of their samples."""
+    density = model.prior(model.posterior)
+    if isinstance(density, DiagonalMixture):
+        return density
+    if isinstance(density, Pushed) and isinstance(density.base, DiagonalMixture):
+        log_weights, mean, log_variance = density.base
+        noise = torch.randn(DRAWN, 1, mean.shape[-1], generator=torch.Generator().manual_seed(0)).to(mean)
+        z = density.flow(mean + (0.5 * log_variance).exp() * noise)[0]  # (n, K, L)
+        return DiagonalMixture(log_weights, z.mean(0), z.var(0).log())
+    return DiagonalMixture(torch.zeros(1), *torch.zeros(2, 1, model.latent_dim))
 
 
 def _rows(points: Tensor) -> list[list[float | None]]:

@@ -50,19 +50,27 @@ def _checksum(content: bytes, record: dict[str, Any]) -> str:
 
 
 def load_checkpoint(
-    folder: Path, warn: Callable[[str], None] = lambda text: None
+    folder: Path, warn: Callable[[str], None] = lambda text: None, *, owner: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Return tensors and record of the newest whole checkpoint, or None if there is none yet.
 
-    A damaged one is passed over with a warning; that all are damaged is an error.
+    A damaged one is passed over with a warning; that all are damaged is an error. The `owner`, who goes on with it,
+    puts damaged ones aside (`.damaged`): they would be taken for one of the last two.
     """
     problem: _DamagedError | None = None
+    damaged: list[int] = []
     for number in reversed(_numbers(folder)):
         try:
-            return _read(folder, number)
+            found = _read(folder, number)
         except _DamagedError as damage:
             warn(f"{damage}; trying the checkpoint before it")
             problem = damage
+            damaged.append(number)
+        else:
+            for path in (folder / f"{each}.{kind}" for each in damaged for kind in ("json", "safetensors")):
+                if owner and path.exists():
+                    path.replace(path.with_name(f"{path.name}.damaged"))
+            return found
     if problem is not None:
         raise InputError(f"no checkpoint in {folder} can be read ({problem}): start anew in another folder (--out)")
     return None

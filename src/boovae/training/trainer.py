@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -155,7 +156,11 @@ class Trainer:
     def _task_images(self, task: Task) -> TaskImages:
         index = self.tasks_done
         train, valid = (split.images.to(self.device) for split in (task.train, task.valid))
-        if self.settings.normalisation == "batch" and min(len(train), self.settings.batch_size) < 2:
+        for split, count in (("training", len(train)), ("validation", len(valid))):
+            if count == 0:
+                raise InputError(f"task '{task.name}' has no {split} images; it needs one, at least")
+        batched = self.settings.normalisation == "batch" and self.settings.net.startswith("conv")
+        if batched and min(len(train), self.settings.batch_size) < 2:
             raise InputError(
                 f"task '{task.name}': batch normalisation needs two images in a batch, at least; "
                 "use --normalisation group, or a larger --batch-size"
@@ -250,6 +255,8 @@ class Trainer:
             self._recover(int(replica), images, observer)
         self._watch(plain, loss if settings.stop_by == "loss" else bound, broken)
         self.method.after_epoch(self.replicas, images, self.epoch)
+        # Until an epoch may be the best one, a replica that diverges goes back to where the epoch before it ended.
+        self._keep(active & ~broken & np.isinf(control.best))
         self._forward(self.method.events(), observer)
         observer.epoch(self, event)
         self.epoch += 1
@@ -275,9 +282,12 @@ class Trainer:
         )
         for name in ("learning_rate", "plateau_best", "plateau_wait", "best", "best_epoch", "wait", "active"):
             getattr(control, name)[broken] = getattr(kept, name)[broken]
-        improved &= ~broken
-        if improved.any():
-            mask = torch.from_numpy(improved).to(self.device)
+        self._keep(improved & ~broken)
+
+    def _keep(self, chosen: npt.NDArray[np.bool_]) -> None:
+        """Take a snapshot of these replicas."""
+        if chosen.any():
+            mask = torch.from_numpy(chosen).to(self.device)
             for name, tensor in self._snapshot().items():
                 axes = mask.view(-1, *[1] * (tensor.dim() - 1))
                 self._best[name] = torch.where(axes, tensor, self._best[name])
@@ -288,7 +298,7 @@ class Trainer:
         return self._model_tensors(copy=False) | prefixed("state", tracked)
 
     def _recover(self, replica: int, images: TaskImages, observer: Observer) -> None:
-        """Put a diverged replica back to its best snapshot with half the learning rate, or give it up."""
+        """Put a diverged replica back to its snapshot with half the learning rate, or give it up."""
         goes_on = self._control.diverged(replica)
         for name, tensor in self._snapshot().items():
             tensor[replica] = self._best[name][replica]
