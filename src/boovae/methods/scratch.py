@@ -20,7 +20,6 @@ from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas
 from boovae.vae import VAE
 
-
 #: Images that are drawn at once.
 CHUNK = 1000
 
