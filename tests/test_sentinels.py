@@ -53,7 +53,10 @@ def test_a_collapsed_posterior(tmp_path: Path) -> None:
     few = changed(run, lambda e: e["posterior"].update(active_units=[[3] * 5, [1, 0, 2, 0, 1]]))
     text = kinds(few)["collapse"]
     assert "no latent dimension varies between the images of task “digit 1”" in text
-    assert "--kl-warmup 50" in text
+    assert "--kl-warmup 50 or a --kl-weight below 1 helps" in text
+    config = (few / "config.toml").read_text()
+    (few / "config.toml").write_text("kl_warmup = 50\nkl_weight = 0.5\n" + config)
+    assert "--kl-warmup 100 or a --kl-weight below 0.5 helps" in kinds(few)["collapse"]
 
 
 def test_exploding_log_variance(tmp_path: Path) -> None:
@@ -129,6 +132,10 @@ def test_a_class_that_is_hardly_drawn_any_more(tmp_path: Path) -> None:
     run = changed(run, lambda e: e["diversity"].update(proportions=[[0.01, 0.99]] * 5))
     text = kinds(run)["missing"]
     assert "hardly show “digit 0” any more: under 5.0 % of them each, where 50.0 % would be fair" in text
+    assert "--boo-lambda" in text
+    new = kinds(changed(run, lambda e: e["diversity"].update(proportions=[[0.99, 0.01]] * 5)))["missing"]
+    assert "hardly show “digit 1”, of the newest task" in new
+    assert "--boo-lambda" not in new  # which would hold it down
     weak = changed(run, lambda e: e["classifier"].update(accuracy=0.5))
     assert set(kinds(weak)) == {"classifier"}  # a weak classifier does not know who is missing
 
@@ -172,7 +179,7 @@ def test_dead_and_duplicate_components(tmp_path: Path) -> None:
             event = {"event": "components", "task": task, "kept": [kept] * 5, "twins": [15 - kept] * 5}
             file.write(json.dumps(event) + "\n")
     text = kinds(run)["idle"]
-    assert "Of 15 components only 4.0 were left to task “digit 1”: up to 11.0 were duplicates of others" in text
+    assert "Of 15 components only 4 were left to task “digit 1”: up to 11 were duplicates of others" in text
     assert "--components" in text
 
 

@@ -79,9 +79,11 @@ def _collapsed(run: Run, last: Evaluation) -> str:
     tasks = [task for task in range(last.task + 1) if active[task] < 1]
     if not tasks:
         return ""
+    warm_up, weight = (float(run.config.get(name, default)) for name, default in (("kl_warmup", 0), ("kl_weight", 1)))
     return (
         f"The posterior has collapsed: no latent dimension varies between the images of {_names(run, tasks)}, so codes "
-        "and samples say nothing about them. --kl-warmup 50 or a --kl-weight below 1 helps."
+        f"and samples say nothing about them. --kl-warmup {max(50, 2 * warm_up):g} or a --kl-weight below {weight:g} "
+        "helps, or more steps: more --epochs, a smaller --batch-size."
     )
 
 
@@ -123,18 +125,26 @@ def _help(method: str) -> str:
 
 
 def _missing(run: Run, last: Evaluation) -> str:
-    """Say which classes are hardly drawn any more; a weak classifier would not know."""
+    """Say which classes are hardly drawn, old ones and those of the newest task; a weak classifier would not know."""
     if not last.classes or last.accuracy < LEAST_ACCURACY:
         return ""
     shares = mean(last.proportions, axis=0)
     gone = [name for name, share in zip(last.classes, shares, strict=True) if share < LEAST_SHARE / len(last.classes)]
-    if not gone:
-        return ""
-    listed = ", ".join(f"“{name}”" for name in gone[:6]) + (f" and {len(gone) - 6} more" if len(gone) > 6 else "")
-    return (
-        f"Samples hardly show {listed} any more: under {percent(LEAST_SHARE / len(last.classes))} of them each, where "
-        f"{percent(1 / len(last.classes))} would be fair. {_sentence(_help(run.method))}"
+    before = {name for each in run.evaluations if each.task < last.task for name in each.classes}
+    rare = (
+        f"under {percent(LEAST_SHARE / len(last.classes))} of them each, where {percent(1 / len(last.classes))} would be "
+        "fair"
     )
+    old, new = ([name for name in gone if (name in before) == known] for known in (True, False))
+    texts = []
+    if old:
+        texts.append(f"Samples hardly show {_listed(old)} any more: {rare}. {_sentence(_help(run.method))}")
+    if new:
+        texts.append(
+            f"Samples hardly show {_listed(new)}, of the newest task: {rare}. More --epochs or a smaller --batch-size "
+            "learn it better."
+        )
+    return " ".join(texts)
 
 
 def _divergences(run: Run) -> list[str]:
@@ -172,7 +182,8 @@ def _dead(run: Run) -> str:
     dead = sum(c.cost < LEAST_COST for c in run.components if c.task in tasks)
     return (
         f"{dead} components of {_names(run, tasks)} are dead weight: dropping one costs less than {LEAST_COST:g} nats. "
-        f"boovae inspect RUN --prune {LEAST_COST:g} drops them; fewer --components learn faster."
+        f"boovae inspect RUN --prune {LEAST_COST:g} drops such components of all tasks and replicas; fewer "
+        "--components learn faster."
     )
 
 
@@ -186,9 +197,9 @@ def _idle(run: Run) -> str:
     if not tasks:
         return ""
     twins = max(float(mean(run.kept[task].twins)) for task in tasks)
-    twin = f"up to {number(twins, 1)} were duplicates of others, the rest" if twins > 0 else "the others"
+    twin = f"up to {_count(twins)} were duplicates of others, the rest" if twins > 0 else "the others"
     return (
-        f"Of {wanted} components only {number(min(kept[task] for task in tasks), 1)} were left to "
+        f"Of {wanted} components only {_count(min(kept[task] for task in tasks))} were left to "
         f"{_names(run, tasks)}: {twin} had no weight. Fewer --components would do, or the images of a task are too few."
     )
 
@@ -248,8 +259,17 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def _count(mean_of_replicas: float) -> str:
+    """Return a mean number of things: 4, or 4.2."""
+    return f"{round(mean_of_replicas, 1):g}"
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    """Return up to so many names, and how many more there are."""
+    listed = ", ".join(f"“{name}”" for name in names[:most])
+    return listed + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def _names(run: Run, tasks: Sequence[int]) -> str:
     """Name up to four tasks."""
-    listed = ", ".join(f"“{run.task_name(task)}”" for task in tasks[:4])
-    more = f" and {len(tasks) - 4} more" if len(tasks) > 4 else ""
-    return f"task{'s' if len(tasks) > 1 else ''} {listed}{more}"
+    return f"task{'s' if len(tasks) > 1 else ''} {_listed([run.task_name(task) for task in tasks], 4)}"
