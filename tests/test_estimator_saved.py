@@ -145,3 +145,18 @@ def test_the_command_line_says_that_a_saved_model_goes_on_in_python(
     assert "a saved estimator keeps none; in Python `BooVAE.load(...).score(images)`" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"saved estimator.*BooVAE\.load\(.*\.partial_fit"):
         extend(folder, "digits", device="cpu")
+
+
+def test_a_colour_run_of_the_command_line_takes_and_gives_colours_last(tmp_path: Path) -> None:
+    from boovae.cli import main
+
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (24, 6, 5, 3), dtype=np.uint8)
+    np.savez(tmp_path / "colours.npz", images=images, labels=np.zeros(24, np.int64))
+    words = f"train --dataset npz:{tmp_path}/colours.npz --net mlp:8 --latent-dim 2 --epochs 1 --components 2"
+    words += f" --samples 2 --generated 4 --metric nll --quiet --device cpu --out {tmp_path}/run"
+    main(words.split())
+    model = BooVAE.load(tmp_path / "run", device="cpu")
+    assert model.sample(2).shape == (2, 6, 5, 3)
+    first = np.moveaxis(images, -1, 1)
+    np.testing.assert_array_equal(model.transform(images), model.transform(first))

@@ -263,10 +263,9 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         return rows.astype(np.float32) / 255 if rows.dtype == np.uint8 else rows
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
-        if shape != (learned := self.image_shape_):
-            raise InputError(
-                f"X has images of shape {shape}, but the model has learned {learned}: reshape or resize them"
-            )
+        learned = self.image_shape_
+        if shape != learned and features.model_shape(shape) != features.model_shape(learned):  # colours first or last
+            raise InputError(f"X has images of shape {shape}, but the model has learned {learned}: resize them")
 
     def _tensor(self, data: Any) -> Tensor:
         """Return images as the model takes them, (n, D)."""

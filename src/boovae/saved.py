@@ -169,9 +169,10 @@ def _record_of_run(settings: Settings, head: Event) -> dict[str, Any]:
         if item.name not in (*OWN, *FOREIGN) and getattr(settings, item.name) != getattr(Settings, item.name)
     }
     own = {name: getattr(settings, name) for name in OWN}
+    colours, *size = head["shape"]
     return {
         "parameters": own | {"settings": others or None, "random_state": settings.seed},
-        "image_shape": head["shape"],
+        "image_shape": [*size, colours] if len(size) == 2 else head["shape"],  # colours come last, as in files
         "feature_names": [],
         "grey": True,
         "centre": [],
