@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,11 +143,16 @@ def test_eval_sample_and_report_without_the_old_data(
 ) -> None:
     main(["extend", str(orphan), "--data", third, "--quiet"])
     table = capsys.readouterr().out.splitlines()
-    assert table[3].split()[:2] == ["3", "-"]
+    numbers = events(orphan, "evaluation")[-1]["nll"]["per_task"]
+    assert numbers[:2] == [[None] * 2] * 2  # their images are gone
+    assert table[3].startswith(f"3           {statistics.fmean(numbers[2]):.2f} ± ")
+    assert "(of one task)" in table[3]
     main(["eval", str(orphan), "--quiet", "--json"])
     assert json.loads(capsys.readouterr().out) == events(orphan, "evaluation")[-1]
-    main(["sample", str(orphan), "--task", "2", "--out", str(tmp_path / "new.png")])
-    assert (tmp_path / "new.png").stat().st_size > 0
+    (*_, name) = [event["name"] for event in events(orphan, "task_start")]
+    for number, task in enumerate(("2", name)):
+        main(["sample", str(orphan), "--task", task, "--out", str(tmp_path / f"{number}.png")])
+    assert (tmp_path / "0.png").read_bytes() == (tmp_path / "1.png").read_bytes()
     page = write_report([orphan]).read_text()
     assert "march" in page
     assert "unfinished" not in page

@@ -339,7 +339,8 @@ def test_methods_without_components_are_refused_by_name(
 
 
 def test_wrong_arguments_are_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--task is 3; this run has learned tasks 0 to 2" in refused(capsys, run, "--task", "3")
+    wrong = refused(capsys, run, "--task", "3")
+    assert "--task is 3; this run has learned tasks 0 to 2: 0 “0”, 1 “1”, 2 “2”" in wrong
     assert "--replica is 2; this run has replicas 0 to 1" in refused(capsys, run, "--replica", "2")
     assert "--prune is 0.0; it must be a number of nats above 0" in refused(capsys, run, "--prune", "0")
     assert "no run folder" in refused(capsys, tmp_path)

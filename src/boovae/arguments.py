@@ -130,8 +130,8 @@ class Sample:
     """How many images."""
     seed: int = 0
     """Another number draws other images."""
-    task: int | None = None
-    """Only from this task's part of the prior (counting from 0)."""
+    task: str | None = None
+    """Only from this task's part of the prior: its number, counting from 0, or its name."""
     replica: int = 0
     """Which replica draws."""
     device: Device = "auto"
@@ -148,8 +148,8 @@ class Inspect:
     """The picture to write: a row of pseudo-inputs per task, beneath it what the decoder makes of them."""
     replica: int = 0
     """Which replica to look at."""
-    task: int | None = None
-    """Only the components of this task (counting from 0)."""
+    task: str | None = None
+    """Only the components of this task: its number, counting from 0, or its name."""
     prune: float | None = None
     """Drop components that cost less than this many nats to drop, in all replicas, and keep the run without them."""
     device: Device = "auto"
@@ -168,8 +168,8 @@ class Export:
     """Weights alone, programs for torch, or programs for ONNX (which needs the extra boovae[onnx])."""
     out: Path | None = None
     """Folder to write to; RUN/export/FORMAT if not given."""
-    task: int | None = None
-    """Sample only from this task's part of the prior (counting from 0)."""
+    task: str | None = None
+    """Sample only from this task's part of the prior: its number, counting from 0, or its name."""
     replica: int = 0
     """Which replica to take."""
 

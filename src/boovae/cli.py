@@ -39,6 +39,7 @@ from boovae.experiments.verbs import bench, latent_map, replay, toy
 from boovae.show import print_components, print_rows, print_table, spread
 
 if TYPE_CHECKING:
+    from boovae.run_folder import Run
     from boovae.training.trainer import Trainer
 
 
@@ -178,8 +179,8 @@ def sample(arguments: Sample) -> None:
     with run:
         if arguments.n < 1:
             raise InputError(f"--n is {arguments.n}; it must be at least 1")
-        _check_choice(trainer, arguments.task, arguments.replica)
-        save_samples(trainer, arguments.out, arguments.task, arguments.n, arguments.replica, arguments.seed)
+        task = _chosen(run, trainer, arguments.task, arguments.replica)
+        save_samples(trainer, arguments.out, task, arguments.n, arguments.replica, arguments.seed)
     print(arguments.out)
 
 
@@ -191,8 +192,8 @@ def inspect(arguments: Inspect) -> None:
     run, trainer = load_trainer(arguments.run, arguments.device)
     with run:
         require_components(trainer)
-        _check_choice(trainer, arguments.task, arguments.replica)
-        tasks = range(trainer.tasks_done) if arguments.task is None else [arguments.task]
+        task = _chosen(run, trainer, arguments.task, arguments.replica)
+        tasks = range(trainer.tasks_done) if task is None else [task]
         events = [] if arguments.prune is None else prune_run(run, trainer, arguments.prune, tasks)
         found = [component for component in components(trainer, arguments.replica) if component.task in tasks]
         names = task_names(run)
@@ -216,9 +217,9 @@ def export(arguments: Export) -> None:
 
     run, trainer = load_trainer(arguments.run, "cpu")
     with run:
-        _check_choice(trainer, arguments.task, arguments.replica)
+        task = _chosen(run, trainer, arguments.task, arguments.replica)
         folder = arguments.out or arguments.run / "export" / arguments.format
-        paths = write(trainer, run.head(), folder, arguments.format, replica=arguments.replica, task=arguments.task)
+        paths = write(trainer, run.head(), folder, arguments.format, replica=arguments.replica, task=task)
     for path in paths:
         print(path)
 
@@ -247,7 +248,7 @@ def serve(arguments: Serve) -> None:
 
     run, trainer = load_trainer(arguments.run, arguments.device)
     with run:
-        _check_choice(trainer, None, arguments.replica)
+        _chosen(run, trainer, None, arguments.replica)
         player = Player(run, trainer, arguments.replica, arguments.samples)
     run_server(player, arguments.host, arguments.port)
 
@@ -352,12 +353,20 @@ def _value_of(name: str, words: list[str]) -> str | None:
     return value
 
 
-def _check_choice(trainer: Trainer, task: int | None, replica: int) -> None:
-    """Refuse a task or a replica that the run does not have."""
-    if task is not None and not 0 <= task < trainer.tasks_done:
-        raise InputError(f"--task is {task}; this run has learned tasks 0 to {trainer.tasks_done - 1}")
+def _chosen(run: Run, trainer: Trainer, task: str | None, replica: int) -> int | None:
+    """Return the number of the task that is meant; refuse a task or a replica that the run does not have."""
+    from boovae.inspect import task_names
+
     if not 0 <= replica < len(trainer.replicas):
         raise InputError(f"--replica is {replica}; this run has replicas 0 to {len(trainer.replicas) - 1}")
+    if task is None:
+        return None
+    names = {number: name for number, name in task_names(run).items() if number < trainer.tasks_done}
+    found = [number for number, name in names.items() if task in (str(number), name)]
+    if not found:
+        listed = ", ".join(f"{number} “{name}”" for number, name in names.items())
+        raise InputError(f"--task is {task}; this run has learned tasks 0 to {trainer.tasks_done - 1}: {listed}")
+    return int(task) if task.isdecimal() and int(task) in found else found[-1]
 
 
 def _conclude(folder: Path, arguments: Train | Extend) -> None:

@@ -18,7 +18,7 @@ def print_table(evaluations: Sequence[dict[str, Any]]) -> None:
     rows = [
         (
             str(event["seen"]),
-            spread(event.get("nll", {}).get("pooled")),
+            _nll(event),
             spread(event.get("diversity", {}).get("table"), digits=3),
             *(spread(_distance(event, name), digits=1) for name in features),
             spread(_mean_forgetting(event)),
@@ -45,6 +45,16 @@ def print_components(found: Sequence[Component], names: Mapping[int, str]) -> No
         for component in found
     ]
     print_rows(("task", "component", "weight in task", "in the prior", "nats to drop it", "share of them"), rows)
+
+
+def _nll(event: dict[str, Any]) -> str:
+    """Return the NLL of all tasks together; where the images of some are gone, of the tasks that can be measured."""
+    numbers = event.get("nll", {})
+    at_hand = [row for row in numbers.get("per_task", []) if any(value is not None for value in row)]
+    if any(value is not None for value in numbers.get("pooled", [])) or not at_hand:
+        return spread(numbers.get("pooled"))
+    each = [None if None in column else statistics.fmean(column) for column in zip(*at_hand, strict=True)]
+    return f"{spread(each)} (of {len(at_hand)} tasks)" if len(at_hand) > 1 else f"{spread(each)} (of one task)"
 
 
 def _nats(cost: float) -> str:
