@@ -255,6 +255,7 @@ CASES: dict[str, Case] = {
     "an NPZ file cut short": raw_npz(lambda content: content[: len(content) // 2]),
     "an NPZ file that claims an impossible size": raw_npz(_bomb),
     "an NPZ file without labels": npz(labels=None),
+    "an NPZ file whose labels have another name": npz(labels=None, target=np.arange(12) % 2),
     "an NPZ file with pickled objects": npz(images=_pickled()),
     "an NPZ file with an unknown split": npz(split=np.arange(12)),
     "fewer names than classes": npz(class_names=np.array(["a"])),

@@ -110,7 +110,7 @@ X, Y = np.zeros((6, 4), np.uint8), np.arange(6) % 2
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": X}, "no array 'labels' or 'y', found images"),
+        ({"images": X, "target": Y}, "no array 'labels' or 'y', found images, target; save it under that name"),
         ({"labels": Y}, "no array 'images' or 'x', found labels"),
         ({"x": X, "y": Y[:5]}, "6 images need labels"),
         ({"x": X, "y": Y.astype(float)}, "labels must be integers"),
@@ -128,6 +128,13 @@ def test_npz_with_wrong_content_is_refused(tmp_path: Path, arrays: dict[str, obj
     np.savez(path, **arrays)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=message):
         read_npz(path)
+
+
+def test_images_alone_are_one_class(tmp_path: Path) -> None:
+    np.savez(tmp_path / "alone.npz", images=X)
+    read = read_npz(tmp_path / "alone.npz")
+    assert read.labels.tolist() == [0] * 6
+    assert read.class_names == ("0",)
 
 
 def test_npz_that_is_missing_or_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -112,21 +112,24 @@ def _read_idx_header(file: IO[bytes], path: Path) -> tuple[bytes, tuple[int, ...
 def read_npz(path: str | Path) -> Labelled:
     """Return the arrays ``images`` (or ``x``) and ``labels`` (or ``y``) of an NPZ file.
 
-    Optional are ``split``, 0, 1 or 2 for train, valid and test, and ``class_names``. Pixels are uint8 or
-    floats in [0, 1]. Nothing is unpickled.
+    Optional are ``split``, 0, 1 or 2 for train, valid and test, and ``class_names``. Images alone are one class. Pixels
+    are uint8 or floats in [0, 1]. Nothing is unpickled.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"npz:{path}: no such file")
-    arrays = _load_npz(path)
-    keys = ", ".join(sorted(arrays)) or "none"
-    for name, other in (("images", "x"), ("labels", "y")):
-        if name not in arrays and other not in arrays:
-            raise InputError(f"{path}: no array '{name}' or '{other}', found {keys}; save it under that name")
+    arrays, unknown = _load_npz(path)
+    keys = ", ".join(sorted([*arrays, *unknown])) or "none"
     image_key, label_key = (a if a in arrays else b for a, b in (("images", "x"), ("labels", "y")))
+    if image_key not in arrays:
+        raise InputError(f"{path}: no array 'images' or 'x', found {keys}; save it under that name")
+    if label_key not in arrays and unknown:  # one of them may be the labels
+        raise InputError(
+            f"{path}: no array 'labels' or 'y', found {keys}; save it under that name, or the images alone as one class"
+        )
     where = f"{path} '{image_key}'"
     images = check_pixels(as_images(arrays[image_key], where), (0.0, 1.0), where)
-    labels = as_labels(arrays[label_key], len(images), f"{path} '{label_key}'")
+    labels = as_labels(arrays.get(label_key, np.zeros(len(images), int)), len(images), f"{path} '{label_key}'")
     split = None
     if "split" in arrays:
         split = as_labels(arrays["split"], len(images), f"{path} 'split'")
@@ -142,7 +145,8 @@ def read_npz(path: str | Path) -> Labelled:
     return Labelled(images, labels, split, texts)
 
 
-def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
+def _load_npz(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the arrays that are read, and the names of the others."""
     wanted = ("images", "x", "labels", "y", "split", "class_names")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -151,7 +155,8 @@ def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
                     raise InputError(f"{path}: '{member.filename}' claims an impossible size; do not trust this file")
             _check_memory(sum(member.file_size for member in archive.infolist()), str(path))
         with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in wanted if key in archive.files}
+            unknown = [key for key in archive.files if key not in wanted]
+            return {key: archive[key] for key in wanted if key in archive.files}, unknown
     except InputError:
         raise
     except Exception as error:  # damaged archives fail in too many ways to list
