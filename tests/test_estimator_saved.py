@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from boovae import BooVAE
 from boovae.errors import InputError
 from boovae.extend import extend
+from boovae.report import write_report
 from quick_estimator import Array, grey, quick
 
 
@@ -160,3 +161,11 @@ def test_a_colour_run_of_the_command_line_takes_and_gives_colours_last(tmp_path:
     assert model.sample(2).shape == (2, 6, 5, 3)
     first = np.moveaxis(images, -1, 1)
     np.testing.assert_array_equal(model.transform(images), model.transform(first))
+
+
+def test_the_page_of_a_saved_model_does_not_wait_for_numbers(tmp_path: Path) -> None:
+    page = write_report([quick().fit(grey()).save(tmp_path / "model")]).read_text(encoding="utf-8")
+    assert "A saved estimator keeps no images, so it is not measured" in page
+    assert "unfinished" not in page
+    assert "no numbers yet" not in page
+    assert "above the learned pseudo-input" not in page  # there are no pictures

@@ -134,7 +134,7 @@ def save_samples(
     trainer: Trainer, path: Path, task: int | None = None, count: int = GRID_IMAGES, replica: int = 0, seed: int = 0
 ) -> None:
     """Write one replica's samples: a grid as PNG, or the images (n, height, width[, colours]) as a NumPy file."""
-    from boovae.report.pictures import save_grid
+    from boovae.report.pictures import save_grid, tile_scale
 
     purpose = f"grid {seed}" if seed else "grid"
     images = generate(trainer, count, purpose, task)[replica].cpu().numpy()
@@ -143,7 +143,7 @@ def save_samples(
         np.save(file, np.moveaxis(pixels, 1, -1) if pixels.ndim == 4 else pixels, allow_pickle=False)
         write_file(path, file.getvalue())
     else:
-        save_grid(path, images, trainer.shape, pixel_range=trainer.pixel_range)
+        save_grid(path, images, trainer.shape, scale=tile_scale(trainer.shape), pixel_range=trainer.pixel_range)
 
 
 def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:

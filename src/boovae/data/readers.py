@@ -222,7 +222,7 @@ def read_picture(
 
     More than ``most_pixels`` are refused before they are unpacked. ``upright`` turns a photograph as its camera says.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if isinstance(source, Path) and source.exists() and not source.is_file():
         raise InputError(f"{name}: not an ordinary file; remove it")  # a pipe would wait for ever, a device never end
@@ -236,6 +236,8 @@ def read_picture(
                     grey = mode in ("1", "L", "LA", "La")
                     turned = ImageOps.exif_transpose(picture) if upright else picture
                     return np.asarray(turned.convert("L" if grey else "RGB"), np.uint8)
+    except UnidentifiedImageError as error:
+        raise InputError(f"{name}: cannot be read as a picture of a known kind; repair or remove it") from error
     except Exception as error:  # damaged pictures fail in too many ways to list
         raise InputError(f"{name}: cannot be read as a picture ({error}); repair or remove it") from error
     if not small:

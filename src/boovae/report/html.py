@@ -106,6 +106,7 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "title": "Comparison of runs" if several else labels[0],
         "several": several,
+        "measured": any(run.measured for run in runs),
         "runs": [
             {
                 "label": label,
@@ -179,6 +180,10 @@ def _state(run: Run) -> str:
     """Say in a sentence how far an unfinished run is; empty for a finished one."""
     if run.finished:
         return ""
+    if not run.measured:
+        return (
+            "A saved estimator keeps no images, so it is not measured: in Python, BooVAE.load(...).score(images) does."
+        )
     if not run.evaluations:
         return f"This run is unfinished: none of its {run.planned} tasks has been evaluated yet."
     seen = run.evaluations[-1].task + 1

@@ -99,6 +99,7 @@ class Run:
     dataset: str
     seeds: list[str]
     planned: int
+    measured: bool  # a saved estimator keeps no images to be measured by
     task_names: dict[int, str]
     epochs: list[Epoch]
     divergences: list[Divergence]
@@ -154,6 +155,7 @@ def read_run(path: Path) -> Run:
         dataset=str(head.value("dataset")),
         seeds=seeds,
         planned=len(planned) + len(extended),
+        measured=head.value("estimator") is None,
         task_names=names,
         epochs=_in_order([_epoch(e, len(seeds)) for e in events if e.value("event") == "epoch"]),
         divergences=[_divergence(e, len(seeds)) for e in events if e.value("event") == "divergence"],
