@@ -218,3 +218,10 @@ def test_a_run_says_on_the_terminal_what_the_report_says(tmp_path: Path, capsys:
     assert "Latent space</h2>" in page
     main([*words.split(), "--quiet"])
     assert "warning" not in capsys.readouterr().err
+
+
+def test_settings_that_are_no_numbers_do_not_stop_the_page(tmp_path: Path) -> None:
+    run = changed(make_run(tmp_path / "run", tasks=2), lambda e: e["posterior"].update(active_units=[[0] * 5] * 2))
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text('kl_warmup = "soon"\nkl_weight = []\n' + config)
+    assert "--kl-warmup 50 or a --kl-weight below 1 helps" in kinds(run)["collapse"]

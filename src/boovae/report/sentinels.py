@@ -79,12 +79,20 @@ def _collapsed(run: Run, last: Evaluation) -> str:
     tasks = [task for task in range(last.task + 1) if active[task] < 1]
     if not tasks:
         return ""
-    warm_up, weight = (float(run.config.get(name, default)) for name, default in (("kl_warmup", 0), ("kl_weight", 1)))
+    warm_up, weight = _setting(run, "kl_warmup", 0.0), _setting(run, "kl_weight", 1.0)
     return (
         f"The posterior has collapsed: no latent dimension varies between the images of {_names(run, tasks)}, so codes "
         f"and samples say nothing about them. --kl-warmup {max(50, 2 * warm_up):g} or a --kl-weight below {weight:g} "
         "helps, or more steps: more --epochs, a smaller --batch-size."
     )
+
+
+def _setting(run: Run, name: str, default: float) -> float:
+    """Return a number of the configuration; a stranger's may be anything."""
+    try:
+        return float(run.config[name])
+    except (KeyError, ValueError):
+        return default
 
 
 def _exploding(run: Run, last: Evaluation) -> str:

@@ -67,13 +67,21 @@ def load_checkpoint(
             problem = damage
             damaged.append(number)
         else:
-            for path in (folder / f"{each}.{kind}" for each in damaged for kind in ("json", "safetensors")):
-                if owner and path.exists():
-                    path.replace(path.with_name(f"{path.name}.damaged"))
+            if owner:
+                _put_aside(folder, damaged)
             return found
     if problem is not None:
         raise InputError(f"no checkpoint in {folder} can be read ({problem}): start anew in another folder (--out)")
     return None
+
+
+def _put_aside(folder: Path, numbers: list[int]) -> None:
+    for path in (folder / f"{number}.{kind}" for number in numbers for kind in ("json", "safetensors")):
+        try:
+            if path.exists():
+                path.replace(path.with_name(f"{path.name}.damaged"))
+        except OSError as error:
+            raise RunError(f"cannot put {path} aside, which is damaged: {error.strerror}; remove it") from error
 
 
 class _DamagedError(Exception):
