@@ -53,8 +53,7 @@ def _nll(event: dict[str, Any]) -> str:
     at_hand = [row for row in numbers.get("per_task", []) if any(value is not None for value in row)]
     if any(value is not None for value in numbers.get("pooled", [])) or not at_hand:
         return spread(numbers.get("pooled"))
-    each = [None if None in column else statistics.fmean(column) for column in zip(*at_hand, strict=True)]
-    return f"{spread(each)} (of {len(at_hand)} tasks)" if len(at_hand) > 1 else f"{spread(each)} (of one task)"
+    return f"{spread(_by_replica(at_hand))} (of {'one task' if len(at_hand) == 1 else f'{len(at_hand)} tasks'})"
 
 
 def _nats(cost: float) -> str:
@@ -69,8 +68,12 @@ def _distance(event: dict[str, Any], features: str) -> list[float | None] | None
 
 def _mean_forgetting(event: dict[str, Any]) -> list[float | None]:
     """Return each replica's mean change of the old tasks' NLL."""
-    old = event.get("forgetting", {}).get("own", [])[:-1]
-    return [None if None in column else statistics.fmean(column) for column in zip(*old, strict=True)]
+    return _by_replica(event.get("forgetting", {}).get("own", [])[:-1])
+
+
+def _by_replica(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Return each replica's mean over tasks, of rows (tasks, R)."""
+    return [statistics.fmean(column) if None not in column else None for column in zip(*rows, strict=True)]
 
 
 def spread(values: Sequence[float | None] | None, digits: int = 2) -> str:

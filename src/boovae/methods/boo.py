@@ -82,8 +82,6 @@ class Boo(MixtureMethod):
         if not self.greedy:
             if self.fits_after(epoch):
                 self._fit(replicas, task, done)
-        elif done == self.settings.epochs:
-            return  # the model is kept as it was before
         elif done < self.settings.components:
             self._grow(replicas, task, done)
         elif done == 2 * self.settings.components and self.settings.boo_prune > 0:

@@ -64,12 +64,9 @@ class MixtureMethod(Method):
             self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.components})")
 
     def fits_after(self, epoch: int) -> bool:
-        """Whether all components are fitted again after an epoch: the 1st, 2nd, 4th, … up to `boo_until`.
-
-        Not after the last one: the model is kept as it was before.
-        """
+        """Whether all components are fitted again after an epoch: the 1st, 2nd, 4th, … up to `boo_until`."""
         done = epoch + 1
-        return done <= self.settings.boo_until and done < self.settings.epochs and done & (done - 1) == 0
+        return done <= self.settings.boo_until and done & (done - 1) == 0
 
     def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
         """Store the task's components: the tensors named in ROW, each (R, K, ...)."""

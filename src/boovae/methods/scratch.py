@@ -17,11 +17,7 @@ from torch import Tensor
 from boovae.methods.base import Method, TaskImages
 from boovae.methods.joint import Joint
 from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
-
-#: Images that are drawn at once.
-CHUNK = 1000
+from boovae.training.replicas import Replicas, drawn_images
 
 
 class Scratch(Joint):
@@ -56,13 +52,7 @@ class Scratch(Joint):
         draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, self.settings.latent_dim))}
         generators, key = Generators(replicas.seeds, replicas.device), ("scratch", task.index, split)
         noise = generators.draw_all(draws, *key)
-
-        def sampled(model: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
-            return model.images(model.prior.forward(model.posterior).sample(uniform, normal))
-
-        # By chunks: what a network computes on its way to an image takes far more room than the image.
-        parts = zip(noise["uniform"].split(CHUNK, 1), noise["normal"].split(CHUNK, 1), strict=True)
-        images = torch.cat([replicas.map(sampled, *part) for part in parts], dim=1)
+        images = drawn_images(replicas, noise, task.train.shape[-1])
         if self.settings.binarize == "none" or (self.settings.binarize == "dynamic" and split == "train"):
             return images  # grey; `dynamic` draws pixels anew in every epoch
         threshold = generators.draw(Draw("uniform", tuple(images.shape[1:])), *key, "pixels")

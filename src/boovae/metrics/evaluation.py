@@ -19,18 +19,16 @@ from boovae.metrics.posterior import posterior_health
 from boovae.metrics.reference import Reference
 from boovae.training.events import listed
 from boovae.training.randomness import Draw, Generators
+from boovae.training.replicas import drawn_images
 
 if TYPE_CHECKING:
     from boovae.data import Task
     from boovae.metrics.classifier import Classifier
-    from boovae.training.replicas import Replicas
     from boovae.training.trainer import Trainer
 
 METRICS = ("nll", "diversity", "frechet")
 #: What asks for distances on features; `fid` is what the world calls them, whatever the features.
 ON_FEATURES = frozenset({"frechet", "fid"})
-#: Pixels that are generated at once.
-SAMPLE_PIXELS = 10_000 * 784
 
 
 @torch.no_grad()
@@ -48,26 +46,14 @@ def generate(trainer: Trainer, count: int, purpose: str = "samples", task: int |
     }
     noise, pixels = generators.draw_all(draws, purpose), math.prod(trainer.shape)
     if not method.knows_task:
-        return _samples(replicas, noise, task, pixels)
+        return drawn_images(replicas, noise, pixels, task)
     tasks = range(max(trainer.tasks_done, 1)) if task is None else [task]
     result = torch.empty(len(replicas), count, pixels, device=replicas.device)
     for turn, owner in enumerate(tasks):
         rows = {name: tensor[:, turn :: len(tasks)] for name, tensor in noise.items()}
         if rows["uniform"].shape[1]:
-            result[:, turn :: len(tasks)] = _samples(method.view(replicas, owner), rows, owner, pixels)
+            result[:, turn :: len(tasks)] = drawn_images(method.view(replicas, owner), rows, pixels, owner)
     return result
-
-
-def _samples(replicas: Replicas, noise: dict[str, Tensor], task: int | None, pixels: int) -> Tensor:
-    """Return the mean images of latents from the prior, (R, count, D), in chunks."""
-
-    def sample(model: Any, uniform: Tensor, normal: Tensor) -> Tensor:
-        images: Tensor = model.images(model.prior(model.posterior, task).sample(uniform, normal))
-        return images
-
-    chunk = max(1, SAMPLE_PIXELS // pixels)
-    chunks = zip(*(noise[name].split(chunk, dim=1) for name in ("uniform", "normal")), strict=True)
-    return torch.cat([replicas.map(sample, *chunk) for chunk in chunks], dim=1)
 
 
 def evaluate(

@@ -137,9 +137,9 @@ def _missing(run: Run, last: Evaluation) -> str:
     if not last.classes or last.accuracy < LEAST_ACCURACY:
         return ""
     shares = mean(last.proportions, axis=0)
-    gone = [name for name, share in zip(last.classes, shares, strict=True) if share < LEAST_SHARE / len(last.classes)]
-    before = {name for each in run.evaluations if each.task < last.task for name in each.classes}
     fair = 1 / len(last.classes)
+    gone = [name for name, share in zip(last.classes, shares, strict=True) if share < LEAST_SHARE * fair]
+    before = {name for each in run.evaluations if each.task < last.task for name in each.classes}
     rare = f"under {percent(LEAST_SHARE * fair)} of them each, where {percent(fair)} would be fair"
     old, new = ([name for name in gone if (name in before) == known] for known in (True, False))
     texts = []

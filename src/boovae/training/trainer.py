@@ -57,7 +57,8 @@ class Trainer:
         self.compile = compile
         self.likelihood = make_likelihood(settings.likelihood, pixel_range)
         augment.check(settings, shape, binarize)
-        if settings.bound_samples > 1 and settings.normalisation == "batch" and settings.net.startswith("conv"):
+        self._batch_statistics = settings.normalisation == "batch" and settings.net.startswith("conv")
+        if settings.bound_samples > 1 and self._batch_statistics:
             raise InputError(
                 f"--bound-samples {settings.bound_samples}: batch normalisation knows one pass of a batch, and several "
                 "samples take two; use --normalisation group, or --bound-samples 1"
@@ -159,8 +160,7 @@ class Trainer:
         for split, count in (("training", len(train)), ("validation", len(valid))):
             if count == 0:
                 raise InputError(f"task '{task.name}' has no {split} images; it needs one, at least")
-        batched = self.settings.normalisation == "batch" and self.settings.net.startswith("conv")
-        if batched and min(len(train), self.settings.batch_size) < 2:
+        if self._batch_statistics and min(len(train), self.settings.batch_size) < 2:
             raise InputError(
                 f"task '{task.name}': batch normalisation needs two images in a batch, at least; "
                 "use --normalisation group, or a larger --batch-size"
@@ -254,7 +254,8 @@ class Trainer:
         for replica in np.flatnonzero(broken):
             self._recover(int(replica), images, observer)
         self._watch(plain, loss if settings.stop_by == "loss" else bound, broken)
-        self.method.after_epoch(self.replicas, images, self.epoch)
+        if self.epoch + 1 < settings.epochs:  # what came after the last one would be undone by `_finish`
+            self.method.after_epoch(self.replicas, images, self.epoch)
         # Until an epoch may be the best one, a replica that diverges goes back to where the epoch before it ended.
         self._keep(active & ~broken & np.isinf(control.best))
         self._forward(self.method.events(), observer)
