@@ -307,5 +307,5 @@ def test_faces_from_the_official_files_to_the_report(
 def test_samples_are_drawn_in_parts(colours: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trained(colours, tasks=1)
     whole: Tensor = generate(trainer, 20)
-    monkeypatch.setattr("boovae.metrics.evaluation.SAMPLE_PIXELS", 7 * 192)
+    monkeypatch.setattr("boovae.training.replicas.SAMPLE_PIXELS", 7 * 192)
     torch.testing.assert_close(generate(trainer, 20), whole, rtol=1e-4, atol=1e-5)
