@@ -194,7 +194,7 @@ def test_no_real_face_comes_into_the_results(tmp_path: Path, monkeypatch: pytest
     for path in results.glob("*.png"):
         assert nearest(np.asarray(Image.open(path).convert("RGB"), np.float64), real.numpy()) > 20
     components = next((tmp_path / "cells").glob("*/samples/components.png"))  # a run's own folder shows pseudo-inputs
-    assert nearest(np.asarray(Image.open(components).convert("RGB"), np.float64), real.numpy()) < 5
+    assert nearest(np.asarray(Image.open(components).convert("RGB"), np.float64), real.numpy()) < 10
 
 
 def nearest(sheet: NDArray[np.float64], real: NDArray[np.float64]) -> float:

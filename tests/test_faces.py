@@ -276,9 +276,9 @@ def test_recipes_hold_the_papers_colour_model() -> None:
         assert (settings.net, settings.latent_dim, settings.likelihood) == ("conv:32", 128, "normal")
         assert (settings.batch_size, settings.components, settings.epochs) == (512, 40, 300)
         assert (settings.kl_weight, settings.kl_warmup, settings.jitter) == (2.0, 10, 0.1)
-        assert settings.log_variance_range == (-3.0, 4.0)
-    assert (ours.normalisation, ours.schedule, ours.mirror) == ("group", "cosine", True)
-    assert (paper.normalisation, paper.schedule, paper.plateau_patience) == ("batch", "plateau", 9)
+        assert (settings.log_variance_range, settings.normalisation) == ((-3.0, 4.0), "batch")
+    assert (ours.schedule, ours.mirror) == ("cosine", True)
+    assert (paper.schedule, paper.plateau_patience) == ("plateau", 9)
     assert not paper.mirror
     assert (paper.early_stop, paper.learning_rate, paper.boo_objective) == (15, 1e-3, "literal")
 

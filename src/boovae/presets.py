@@ -10,6 +10,7 @@ FACES: dict[str, Any] = {
     "latent_dim": 128,
     "likelihood": "normal",
     "log_variance_range": (-3.0, 4.0),
+    "normalisation": "batch",
     "jitter": 0.1,
     "mirror": True,
     "components": 40,
@@ -53,7 +54,6 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 #: What the paper has otherwise than the common preset, or than our own choice, for faces.
 PAPER_FACES: dict[str, Any] = {
-    "normalisation": "batch",
     "batch_size": 512,
     "learning_rate": 1e-3,
     "plateau_patience": 9,
