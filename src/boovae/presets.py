@@ -15,7 +15,7 @@ FACES: dict[str, Any] = {
     "mirror": True,
     "components": 40,
     "coreset_images": 40,
-    "batch_size": 512,
+    "batch_size": 256,
     "learning_rate": 1e-3,
     "epochs": 300,
     "kl_weight": 2.0,
