@@ -17,7 +17,10 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from boovae.errors import InputError, unknown_name
 from boovae.files import TEXT_BYTES, read_file
-from boovae.presets import PRESETS, RECIPES
+from boovae.presets import OWN_DATA, PRESETS, RECIPES
+
+#: Tasks of few images get no smaller batches than this, except by --batch-size.
+SMALLEST_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,9 @@ class Settings:
     epochs: int = 200
     """Most epochs per task."""
     batch_size: int = 250
-    """Images per step."""
+    """Images per step, at most (see --epoch-steps)."""
+    epoch_steps: int = 1
+    """An epoch has this many steps, at least: a task of few images gets smaller batches, of 32 or more."""
     learning_rate: float = 5e-4
     """Adam's learning rate at the start of a task."""
     schedule: Literal["cosine", "plateau"] = "cosine"
@@ -202,6 +207,19 @@ class Settings:
         """The seed of each replica."""
         return tuple(range(self.seed, self.seed + self.replicas))
 
+    def batch_of(self, images: int) -> int:
+        """Return the images per step of a task that has so many.
+
+        >>> [Settings(epoch_steps=20).batch_of(images) for images in (20, 300, 2000, 60000)]
+        [20, 32, 100, 250]
+        """
+        return min(fitted_batch(images, self.batch_size, self.epoch_steps), images)
+
+
+def fitted_batch(images: int, most: int, steps: int) -> int:
+    """Return a batch of at most so many images that an epoch of `images` takes so many steps."""
+    return min(most, max(images // steps, SMALLEST_BATCH))
+
 
 def flag(name: str) -> str:
     """Return the command-line flag of a setting: batch_size -> --batch-size."""
@@ -211,7 +229,7 @@ def flag(name: str) -> str:
 #: Beyond its type: the settings, what holds of a good value, and what the error asks for.
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
-        "replicas epochs batch_size latent_dim components samples generated plateau_patience early_stop "
+        "replicas epochs epoch_steps batch_size latent_dim components samples generated plateau_patience early_stop "
         "classes_per_task bound_samples distill_latents boo_until boo_samples flow_width ewc_images coreset_images "
         "replay_images",
         lambda value: value >= 1,
@@ -259,7 +277,7 @@ def resolve(given: Mapping[str, Any], file: Path | None = None, preset: str | No
     named = {**from_file, **{name: value for name, value in given.items() if value is not None}}
     dataset = str(named.get("dataset", Settings.dataset))
     strengths = _strengths(dataset, str(named.get("method", Settings.method)))
-    return from_mapping({**RECIPES.get(dataset, {}), **strengths, **_preset(preset, dataset), **named})
+    return from_mapping({**RECIPES.get(dataset, OWN_DATA), **strengths, **_preset(preset, dataset), **named})
 
 
 def _strengths(dataset: str, method: str) -> dict[str, Any]:

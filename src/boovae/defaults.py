@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from boovae.config import Settings, from_mapping
+from boovae.config import Settings, fitted_batch, from_mapping
 from boovae.errors import InputError, unknown_name
+from boovae.presets import OWN_DATA
 
 #: Settings that are parameters of the estimator.
 OWN = ("latent_dim", "components", "method", "net", "epochs", "batch_size", "learning_rate", "likelihood", "samples")
@@ -77,7 +78,7 @@ def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, 
                 "hand in pixels as uint8 or in [0, 1]"
             )
     small = images < SMALL
-    batch_size = min(max(images // 20, 32), 250)
+    batch_size = fitted_batch(images, Settings.batch_size, OWN_DATA["epoch_steps"])
     open_values = {
         "latent_dim": min(max(features // 6, 2), 40),
         "net": "mlp:128" if features <= 256 else "mlp:300",

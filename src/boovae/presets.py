@@ -52,6 +52,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "celeba64": FACES,
 }
 
+#: For the user's own data: tasks may be small, and of any size.
+OWN_DATA: dict[str, Any] = {"epoch_steps": 20, "learning_rate": 1e-3}
+
 #: What the paper has otherwise than the common preset, or than our own choice, for faces.
 PAPER_FACES: dict[str, Any] = {
     "batch_size": 512,

@@ -294,7 +294,7 @@ def _panel(axes: Axes, fit: Fit, count: int) -> None:
         axes.annotate("", (x * length, y * length), (0.6 * x * length, 0.6 * y * length), arrowprops=arrow)
     if outside:
         text = f"{len(outside)} outside, one at ({outside[0][0]:.0f}, {outside[0][1]:.0f})"
-        axes.text(0.5, 0.03, text, transform=axes.transAxes, ha="center", fontsize=7, color="tab:red")
+        axes.text(0.5, 0.1, text, transform=axes.transAxes, ha="center", fontsize=7, color="tab:red")
     components = f"{count} component{'s' if count > 1 else ''}"
     axes.set_title(f"{components}: KL {fit.divergence[count - 1, 0].item():.3g}", fontsize=9)
     axes.set(xlim=(-extent, extent), ylim=(-extent, extent), xticks=[], yticks=[])

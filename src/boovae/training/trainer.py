@@ -160,7 +160,7 @@ class Trainer:
         for split, count in (("training", len(train)), ("validation", len(valid))):
             if count == 0:
                 raise InputError(f"task '{task.name}' has no {split} images; it needs one, at least")
-        if self._batch_statistics and min(len(train), self.settings.batch_size) < 2:
+        if self._batch_statistics and self.settings.batch_of(len(train)) < 2:
             raise InputError(
                 f"task '{task.name}': batch normalisation needs two images in a batch, at least; "
                 "use --normalisation group, or a larger --batch-size"
@@ -181,7 +181,7 @@ class Trainer:
         self.engine.load(
             images.train,
             images.valid,
-            settings.batch_size,
+            settings.batch_of(images.train.shape[-2]),
             self.method.state(),
             noise,
             settled=self.method.tasks_seen >= self.method.settled_by,
