@@ -71,9 +71,9 @@ def _evaluation(
 ) -> dict[str, Any]:
     import math
 
-    together, seeds = cell.settings.classes_per_task, cell.settings.seeds
-    found = [nll(seen * together, seed) for seed in seeds]
-    share = shares(seen * together)
+    seeds = cell.settings.seeds
+    found = [nll(seen * cell.together, seed) for seed in seeds]
+    share = shares(seen * cell.settings.classes_per_task)
     entropy = -sum(p * math.log(p) for p in share if p)
     zeros = [[0.0] * len(seeds)] * seen
     return {

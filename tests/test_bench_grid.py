@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +16,13 @@ from boovae.cli import main
 from boovae.config import Settings, folder_name, resolve
 from boovae.errors import InputError
 from boovae.experiments import bench, grid
-from boovae.experiments.grid import Cell, Variant, open_folder, plan, read_summary
+from boovae.experiments.grid import Cell, Summary, Variant, open_folder, plan, read_summary
 from boovae.experiments.paper import METHODS
 from boovae.recall import load_data
+
+
+def finished(cell: Cell) -> Summary:
+    return made_up(cell, lambda seen, seed: 90.0, lambda seen: [1 / seen] * seen)
 
 
 def test_a_folder_is_named_by_what_decides_its_numbers() -> None:
@@ -85,7 +90,14 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
         (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
         (["paper", "--tasks", "0"], "--tasks"),
         (["paper", "--datasets", "digits", "--tasks", "11"], "--tasks is 11, but digits has 10 tasks"),
-        (["paper", "--methods", "a|b=boo:components=3"], "cannot hold '|'"),
+        (["paper", "--methods", "a|b=boo:components=3"], "without '|'"),
+        (["paper", "--methods", "new\nline=boo:components=3"], "printable"),
+        (["paper", "--methods", "#hash=boo:components=3"], "no '#' first"),
+        (["paper", "--methods", " =boo:components=3"], "a name of its own"),
+        (["paper", "--methods", "x=boo:components=3,components=4"], "components is there twice"),
+        (["paper", "--methods", "ewc=boo"], "'ewc' is a method, and the variant of that name is boo"),
+        (["paper", "--datasets"], "--datasets has no value"),
+        (["paper", "--datasets", "folder:a/b", "folder:a-b"], "would have one name"),
         (["paper", "--replicas", "0"], "--replicas"),
         (["paper", "--workers", "0"], "--workers"),
         (["paper", "--config", "nowhere.toml"], "nowhere.toml"),
@@ -165,8 +177,7 @@ def test_tables_alone_need_the_summaries_alone(tmp_path: Path, capsys: pytest.Ca
     cells = plan(["mnist"], ["ewc", "boo"], {"replicas": 2, "seed": 0}, 10)
     out, results = tmp_path / "cells", tmp_path / "results"
     out.mkdir()
-    summary = made_up(cells[1], lambda seen, seed: 90.0, lambda seen: [1 / seen] * seen)
-    (out / f"{cells[1].name}.json").write_text(json.dumps(summary))
+    (out / f"{cells[1].name}.json").write_text(json.dumps(finished(cells[1])))
     words = ["bench", "paper", "--datasets", "mnist", "--methods", "ewc", "boo", "--replicas", "2", "--only-tables"]
     main([*words, "--out", str(out), "--results", str(results)])
     said = capsys.readouterr()
@@ -182,6 +193,7 @@ def test_tables_of_nothing_do_not_replace_good_ones(tmp_path: Path, capsys: pyte
         main(["bench", "paper", "--only-tables", "--out", str(tmp_path / "mistyped"), "--results", str(tmp_path)])
     assert left.value.code == 2
     assert "none of the 48 cells of this bench is finished" in capsys.readouterr().err
+    assert not (tmp_path / "mistyped").exists()
     assert table.read_text() == "good"
 
 
@@ -196,7 +208,7 @@ def test_a_setting_that_a_method_never_reads_asks_for_no_cell_anew(tmp_path: Pat
         assert (before.name == after.name) is same
     (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
     old = dataclasses.asdict(dataclasses.replace(cell.settings, mog_fit="gradient"))
-    (tmp_path / f"{cell.name}.json").write_text(json.dumps({"settings": old}))
+    (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell) | {"settings": old}))
     assert read_summary(tmp_path, cell) is not None
 
 
@@ -204,6 +216,46 @@ def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:
     (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
     assert read_summary(tmp_path, cell) is None
     other = dataclasses.asdict(dataclasses.replace(cell.settings, epochs=99))
-    (tmp_path / f"{cell.name}.json").write_text(json.dumps({"settings": other}))
+    (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell) | {"settings": other}))
     with pytest.raises(InputError, match="other settings"):
         read_summary(tmp_path, Cell("ewc", cell.settings))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"format": 99}, "has format 99, this version reads 1"),
+        ({"settings": 3}, "damaged"),
+        ({"settings": {"nope": 1}}, "unknown setting 'nope'"),
+        ({"evaluations": None}, "it lacks evaluations"),
+    ],
+)
+def test_a_damaged_record_is_named_with_what_to_do(changes: dict[str, object], complaint: str, tmp_path: Path) -> None:
+    (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
+    record = {name: value for name, value in (finished(cell) | changes).items() if value is not None}
+    (tmp_path / f"{cell.name}.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=f"{cell.name}.json.*{complaint}.*remove it, and its cell runs again"):
+        read_summary(tmp_path, cell)
+
+
+def test_a_value_of_a_variant_may_be_a_list() -> None:
+    variant = Variant.parse("x=boo:log_variance_range=[-5.0, 1.0],components=3")
+    assert variant.changes == {"log_variance_range": [-5.0, 1.0], "components": 3}
+
+
+def test_tasks_of_several_classes_count_as_tasks() -> None:
+    (pairs,) = plan(["digits"], ["boo"], {"classes_per_task": 2}, 3)
+    assert pairs.tasks == 3
+
+
+def test_folders_that_cannot_be_written_are_told_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_folder(tmp_path, "--results", "paper")
+
+    def refuse(path: Path, *rest: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(InputError, match=r"\(--results\): Read-only file system"):
+        open_folder(tmp_path, "--results", "paper")

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import boovae.run
@@ -103,6 +104,21 @@ def test_a_lost_cell_runs_again_but_not_for_ever(tmp_path: Path) -> None:
     assert always.done.count("standard") == matrix_module.LIVES + 1
 
 
+def test_a_cell_that_gets_further_with_every_worker_goes_on(tmp_path: Path) -> None:
+    (cell,) = cells("standard")
+    log, jobs = tmp_path / cell.name / "metrics.jsonl", itertools.count(1)
+
+    def cut_off(job: Job) -> Answer | None:  # as a time limit of Slurm does
+        if (number := next(jobs)) > 3 * matrix_module.LIVES:
+            shutil.rmtree(log.parent)
+            return None
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("." * number)
+        return {"state": "lost", "error": "time limit"}
+
+    assert run([cell], tmp_path, Inline(cut_off)).failed == {}
+
+
 def test_a_cell_that_another_process_has_is_waited_for_and_never_run_twice(tmp_path: Path) -> None:
     planned = cells()
     held = lock_of(tmp_path, planned[0].name)
@@ -180,6 +196,8 @@ def test_the_board_counts_tasks_and_says_how_long_it_takes(tmp_path: Path, monke
     board.show([planned[1]])
     assert (board.done, board.seconds_left) == (3, 30.0)
     assert board.counted == "1 of 3 cells, 3 of 6 tasks, about 30.0 s left"
+    board.failed(planned[2], "out of luck")
+    assert board.seconds_left == 10.0  # nobody will do its two tasks
 
 
 def test_slurm_jobs_do_the_same(tmp_path: Path) -> None:
@@ -259,10 +277,26 @@ def test_failed_cells_are_named_and_the_exit_code_is_one(
         main([*words, "--out", str(tmp_path / "cells"), "--results", str(tmp_path / "results")])
     assert left.value.code == 1
     output = capsys.readouterr()
-    assert "1 of 1 cells failed" in output.err
+    assert "1 of 1 cells failed, so there are no tables" in output.err
     assert "digits ewc: out of luck" in output.err
     assert json.loads(output.out)["failed"] == {"digits ewc": "out of luck"}
-    assert "digits ewc" in (tmp_path / "results" / "report.html").read_text()
+    assert not (tmp_path / "results" / "nll.md").exists()  # empty ones would replace good ones
+
+
+def test_finished_cells_of_other_images_are_not_taken_for_those_of_these(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "paper", "--methods", "standard", "--tasks", "1", "--replicas", "1", "--device", "cpu", "--quiet"]
+    words += ["--datasets", f"npz:{tmp_path / 'mine.npz'}", "--config", str(write_config(tmp_path / "tiny.toml"))]
+    words += ["--workers", "1", "--out", str(tmp_path / "cells"), "--results", str(tmp_path / "results")]
+    for seed in (0, 0, 1):
+        images = np.random.default_rng(seed).integers(0, 255, (40, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / "mine.npz", images=images, labels=np.repeat([0, 1], 20))
+        if seed == 0:
+            main(words)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "has other images now than when this cell was finished" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -125,6 +125,11 @@ def test_spread_is_the_sample_deviation() -> None:
     assert math.isnan(spread([1.0]).std)
 
 
+def test_one_seed_has_no_deviation_and_what_is_not_finite_is_left_out() -> None:
+    assert spread([2.0]).record == ("2", "", 1)
+    assert spread([1.0, 2.0, math.inf, math.nan]) == spread([1.0, 2.0])
+
+
 def test_paired_differences_agree_with_scipys_bootstrap() -> None:
     random = np.random.default_rng(1)
     theirs = dict(enumerate(random.normal(100, 5, 12)))
@@ -157,6 +162,16 @@ def test_terms_of_the_classes_add_up_to_the_divergence_from_uniform() -> None:
     assert terms[0] < 0 < terms[2]
 
 
+def test_tasks_of_pairs_have_rows_of_their_own_and_none_of_the_papers_numbers() -> None:
+    cell = paper_cell("mnist", "boo", classes_per_task=2, tasks=2)
+    found = Measured("mnist")
+    found.add(cell, made_up(cell, lambda seen, seed: 90.0 + seen, even))
+    assert [(seen, row[0].paper) for seen, row in table(found, "nll").rows] == [(2, None)]
+    assert found.seeds("boo", 2, "nll", 1) == {0: 92.0, 1: 92.0}
+    assert [found.seeds("boo", 2, "diversity_term", place)[0] for place in range(4)] == pytest.approx([0.0] * 4)
+    assert findings([found], ["nll"]) == {}
+
+
 def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured, tmp_path: Path) -> None:
     asked = request(tmp_path)
     for cell, summary in measured.cells:
@@ -164,6 +179,7 @@ def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured,
         for task in range(tasks):
             save_grid(run / "samples" / f"task_{task:02d}.png", np.random.default_rng(task).random((64, 64)), (8, 8))
         summary["samples"] = sample_pictures(run, tasks)
+        summary["components"] = {"one": summary["samples"][:1]} if cell.label == "boo" else {}
     paper_bench.write(asked, [measured], missing=["mnist vcl"])
     text = (asked.results / "mnist.csv").read_text()
     for line in ("# command: boovae bench", "# commit: abc", "# device: none", "# seeds: 0 1"):
@@ -173,7 +189,15 @@ def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured,
     assert len(pooled) == 2 * (10 + 10 + 3)
     assert {row["tasks_seen"] for row in pooled if row["method"] == "joint"} == {"2", "5", "10"}
     page = (asked.results / "report.html").read_text()
-    for words in ("NLL on MNIST", "Diversity on MNIST", "9 of 9 cells", "mnist vcl", "data:image/png;base64,", "<svg"):
+    for words in (
+        "What each method draws",
+        "What components stand for",
+        "Diversity on MNIST",
+        "9 of 9 cells",
+        "mnist vcl",
+        "data:image/png;base64,",
+        "<svg",
+    ):
         assert words in page
     ids = re.findall(r'<(?:clipPath|path|defs) id="([^"]+)"', page)
     assert len(ids) == len(set(ids)), "two charts of a page may not share ids"

@@ -67,20 +67,27 @@ def bench(arguments: Bench, command: str) -> Outcome:
     study = STUDIES[arguments.study]
     request = _request(arguments, study, command)
     cells = study.plan(request)
-    open_folder(request.cells, "--out", "cells")
-    if arguments.only_tables and len(_missing(request, cells)) == len(cells):  # empty tables would replace good ones
+    if arguments.only_tables and len(_missing(request, cells)) == len(cells):
         raise InputError(f"none of the {len(cells)} cells of this bench is finished in {request.cells} (--out)")
+    open_folder(request.cells, "--out", "cells")
     open_folder(request.results, "--results", request.study)
     _check_features(request, cells)
-    failed = {} if arguments.only_tables else _run(arguments, request, cells)
-    missing = _missing(request, cells)
-    findings = study.write(request, collect(cells, request.cells), missing)
-    _keep(request, cells)
+    failed: dict[str, str] = {}
+    if not arguments.only_tables:
+        _check_data(request, cells, arguments.data_dir)
+        failed = _run(arguments, request, cells)
+    missing, findings = _missing(request, cells), {}
+    if len(missing) < len(cells):  # empty tables would replace good ones
+        findings = study.write(request, collect(cells, request.cells), missing)
+        _keep(request, cells)
     return Outcome(arguments.study, len(cells), failed, missing, findings, str(request.results))
 
 
 def _request(arguments: Bench, study: Study, command: str) -> Request:
     quick = arguments.quick
+    for name in ("datasets", "methods", "metrics", "features"):
+        if getattr(arguments, name) == ():
+            raise InputError(f"--{name} has no value; name some, or leave it out")
     usual = QUICK_REPLICAS if quick else REPLICAS
     named = read_toml(arguments.config) if arguments.config else {}
     for name in filter(BY_FLAG.__contains__, named):
@@ -121,13 +128,33 @@ def _check_features(request: Request, cells: Sequence[Cell]) -> None:
     for cell in cells if any(map(is_distance, request.metrics)) else ():
         summary = read_summary(request.cells, cell)
         evaluations = summary["evaluations"] if summary is not None else []
-        found = {name for event in evaluations for name in event.get("frechet", {}).get("sets", {})}
+        found = set.intersection(*(set(event.get("frechet", {}).get("sets", {})) for event in evaluations or [{}]))
         lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.dataset)} - found
         if summary is not None and lacking:
             raise InputError(
                 f"{request.cells / cell.name}: finished without {', '.join(sorted(lacking))} (--features); "
                 f"choose another --out, remove {cell.name}.json and its folder, or name the features it has: "
                 f"{', '.join(sorted(found))}"
+            )
+
+
+def _check_data(request: Request, cells: Sequence[Cell], data_dir: Path | None) -> None:
+    """Refuse finished cells of the user's own data that were made of other images than lie there now."""
+    from boovae.data import DATASETS
+    from boovae.recall import load_data
+
+    digests: dict[tuple[object, ...], str] = {}
+    for cell in cells:
+        settings, summary = cell.settings, read_summary(request.cells, cell)
+        if settings.dataset in DATASETS or summary is None or "split" not in summary:
+            continue
+        same = settings.dataset, settings.data_seed, settings.limit
+        if same not in digests:
+            digests[same] = load_data(settings, data_dir).digest
+        if summary["split"]["digest"] != digests[same]:
+            raise InputError(
+                f"{request.cells / cell.name}: {settings.dataset} has other images now than when this cell was "
+                f"finished; choose another --out, or remove {cell.name}.json and its folder"
             )
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from boovae.experiments.measured import Measured
-from boovae.experiments.paper import DATASET_NAMES, comparable, numbers
+from boovae.experiments.paper import DATASET_NAMES, comparable
 from boovae.experiments.shown import LEARNED, opened
 from boovae.experiments.statistics import Spread
-from boovae.experiments.tables import rows_of, title_of
+from boovae.experiments.tables import beside, rows_of, title_of
 from boovae.report.charts import COLOURS, Series, chart
 from boovae.report.pictures import png
 
@@ -43,12 +43,12 @@ def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Marku
     """Draw a metric over the tasks seen, as we measured it and, if wanted, as the paper prints it."""
     name = DATASET_NAMES.get(measured.dataset, measured.dataset)
     ours, theirs = [], []
-    printed = numbers(metric)
+    printed = beside(measured, metric)
     for colour, label in enumerate(measured.labels):
         counts = rows_of(measured, metric)
         found = [(seen, measured.spread(label, seen, metric)) for seen in counts]
         ours.append(line([(seen, spread) for seen, spread in found if spread], colour))
-        theirs_too = [(seen, printed.get((measured.dataset, label, seen))) for seen in counts] if paper else []
+        theirs_too = [(seen, printed.get((label, seen))) for seen in counts] if paper else []
         theirs.append(line([(seen, Spread(p.mean, p.std, 0)) for seen, p in theirs_too if p], colour))
     printed_title = title_of(metric) if comparable(metric) else "FID"
     whose = ((ours, title_of(metric), "measured"), (theirs, printed_title, "in the paper"))
@@ -115,7 +115,7 @@ def samples(measured: Measured) -> bytes | None:
     pictures: dict[tuple[str, int], Image] = {}
     for cell, summary in measured.cells:
         for task, picture in enumerate(summary.get("samples", ())):
-            pictures[cell.label, (task + 1) * cell.settings.classes_per_task] = opened(picture)
+            pictures[cell.label, (task + 1) * cell.together] = opened(picture)
     drawn = {label for label, _ in pictures}
     return png(_laid_out(pictures, [label for label in measured.labels if label in drawn])) if pictures else None
 

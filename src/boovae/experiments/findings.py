@@ -56,7 +56,8 @@ def _default_wins(measured: Sequence[Measured]) -> dict[str, list[bool]]:
     several: list[bool] = []
     for each in measured:
         for (dataset, method, seen), printed in numbers("nll").items():
-            ours = each.spread("boo+distill", seen, "nll") if dataset == each.dataset else None
+            same = dataset == each.dataset and each.by_class("boo+distill")
+            ours = each.spread("boo+distill", seen, "nll") if same else None
             if ours is None:
                 continue
             if method not in SEVERAL_NETWORKS:

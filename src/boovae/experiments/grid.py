@@ -8,6 +8,7 @@ the process that works on it; and `NAME.log`, what that process had to say.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import boovae
 from boovae.config import Settings, flag, folder_name, from_mapping, resolve
 from boovae.errors import InputError, unknown_name
 from boovae.experiments.paper import FACES
+from boovae.experiments.results import prepared
 from boovae.files import write_file
 
 #: Version of what lies in a folder of cells or results.
@@ -30,6 +32,9 @@ BY_FLAG = {"dataset": "--datasets", "method": "--methods"} | {
 }
 
 Summary = dict[str, Any]
+#: What the record of a finished cell has, at least, and what to do with one that cannot be used.
+RECORD = ("settings", "environment", "seeds", "tasks", "evaluations", "seconds")
+AGAIN = "remove it, and its cell runs again"
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,14 @@ class Cell:
         )
 
     @property
+    def together(self) -> int:
+        """How many tasks of a bench one of its own is: `joint` learns them all at once, as classes of one."""
+        return self.settings.classes_per_task if self.settings.method == "joint" else 1
+
+    @property
     def tasks(self) -> int:
-        """How many tasks it has seen in the end; `joint` sees all of them at once, as classes of one."""
-        return (self.settings.tasks or 1) * self.settings.classes_per_task
+        """How many tasks it has seen in the end."""
+        return (self.settings.tasks or 1) * self.together
 
 
 @dataclass(frozen=True)
@@ -74,18 +84,23 @@ class Variant:
         """
         head, _, tail = text.partition(":")
         label, named, method = head.partition("=")
-        changes = {}
-        for part in filter(None, tail.split(",")):
+        changes: dict[str, Any] = {}
+        for part in filter(None, re.split(r",(?![^\[]*\])", tail)):  # a value may be a list, [a, b]
             name, given, value = part.partition("=")
+            name = name.strip().replace("-", "_")
             if not given:
                 raise InputError(f"--methods {text}: '{part}' is no setting; write NAME=METHOD:setting=value")
-            changes[name.strip().replace("-", "_")] = _value(value.strip())
+            if name in changes:
+                raise InputError(f"--methods {text}: {name} is there twice")
+            changes[name] = _value(value.strip())
         for name in ("dataset", "method"):
             if name in changes:
                 raise InputError(f"--methods {text}: {name} is no setting of a variant; a bench takes {BY_FLAG[name]}")
-        if "|" in label:
-            raise InputError(f"--methods {text}: a name becomes the head of a column and cannot hold '|'")
-        if not label or (named and not method) or (changes and not named):
+        if "|" in label or label.startswith("#") or not label.isprintable():
+            raise InputError(
+                f"--methods {text!r}: a name becomes the head of a column: printable, without '|', no '#' first"
+            )
+        if not label.strip() or (named and not method) or (changes and not named):
             raise InputError(f"--methods {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
         return cls(label, method or label, changes)
 
@@ -109,7 +124,7 @@ def plan(
     `given` holds in every cell. `joint` becomes a run for each number of tasks.
     """
     from boovae.data import DATASETS, PATH_FORMS
-    from boovae.methods import make_method
+    from boovae.methods import is_method, make_method
 
     for dataset in datasets:
         if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
@@ -118,6 +133,12 @@ def plan(
     labels = [variant.label for variant in variants]
     if len(set(labels)) < len(labels):
         raise InputError(f"--methods names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value")
+    for variant in variants:
+        if variant.label != variant.method and is_method(variant.label):
+            raise InputError(
+                f"--methods: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "
+                "would compare it with other numbers of the paper: choose another name"
+            )
     cells = [
         cell
         for dataset in datasets
@@ -179,7 +200,7 @@ def open_folder(folder: Path, flag: str, kind: str) -> None:
     marker = folder / "bench.json"
     mine = {"format": FORMAT, "boovae": boovae.__version__, "holds": kind}
     if marker.exists():
-        found = _read_json(marker)
+        found = _read_json(marker, "choose another folder, or remove this one")
         different = [f"{name} {found.get(name)} there, {value} here" for name, value in mine.items()]
         different = [text for text, name in zip(different, mine, strict=True) if found.get(name) != mine[name]]
         if different:
@@ -187,8 +208,9 @@ def open_folder(folder: Path, flag: str, kind: str) -> None:
                 f"{folder} ({flag}) was written by another version or another bench ({'; '.join(different)}): "
                 "choose another folder, or remove this one"
             )
-        return
-    write_file(marker, json.dumps(mine).encode())
+    prepared(folder, flag)
+    if not marker.exists():
+        write_file(marker, json.dumps(mine).encode())
 
 
 def file_name(dataset: str) -> str:
@@ -208,17 +230,26 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
     path = summary_path(folder, cell.name)
     if not path.exists():
         return None
-    summary = _read_json(path)
-    if settings_read(from_mapping(summary["settings"])) != settings_read(cell.settings):
-        raise InputError(f"{path} was made with other settings than its name says: remove it, and the cell runs again")
+    summary = _read_json(path, AGAIN)
+    if summary.get("format") != FORMAT:
+        raise InputError(f"{path} has format {summary.get('format')}, this version reads {FORMAT}: {AGAIN}")
+    lacking = [name for name in RECORD if name not in summary]
+    if lacking:
+        raise InputError(f"{path} is damaged, it lacks {', '.join(lacking)}: {AGAIN}")
+    try:
+        settings = from_mapping(summary["settings"])
+    except (InputError, TypeError) as error:
+        raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
+    if settings_read(settings) != settings_read(cell.settings):
+        raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
     return summary
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, remedy: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}; remove it, and its cell runs again") from error
+        raise InputError(f"cannot read {path}: {error}; {remedy}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} is damaged: remove it, and its cell runs again")
+        raise InputError(f"{path} is damaged: {remedy}")
     return content

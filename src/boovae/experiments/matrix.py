@@ -17,13 +17,13 @@ from boovae.errors import RunError
 from boovae.experiments.executors import Executor, Handle
 from boovae.experiments.grid import Cell, read_summary
 from boovae.experiments.watch import Board
-from boovae.experiments.work import Job, lock_of
+from boovae.experiments.work import NO_ROOM, Job, lock_of
 
 #: Seconds between two looks at the running cells.
 LOOK = 0.2
 #: Seconds after which a cell that another process had is tried again.
 BUSY = 2.0
-#: How often a cell may lose its worker.
+#: How often a cell may lose its worker without getting further.
 LIVES = 3
 
 
@@ -44,7 +44,7 @@ class Matrix:
     _waiting: deque[Cell] = field(default_factory=deque)
     _running: dict[Cell, Handle] = field(default_factory=dict)
     _retry_at: dict[Cell, float] = field(default_factory=dict)
-    _lost: dict[Cell, int] = field(default_factory=dict)
+    _lost: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # how often without getting further, and how far
 
     def run(self) -> None:
         """Run all cells that are not finished; stopping leaves every cell as a run that goes on next time."""
@@ -88,12 +88,13 @@ class Matrix:
             else:
                 self._running[cell] = self.executor.submit(self.job(cell))
         except OSError as error:
-            raise self._halted(cell, f"cannot begin: {error.strerror}") from error
+            remedy = "make room" if error.errno in NO_ROOM else f"make {self.folder} writable"
+            raise self._halted(cell, f"cannot begin: {error.strerror}", remedy) from error
 
-    def _halted(self, cell: Cell, error: str) -> RunError:
+    def _halted(self, cell: Cell, error: str, remedy: str) -> RunError:
         """Return the error for trouble that concerns all cells."""
         return RunError(
-            f"{cell.title}: {error}. The finished cells in {self.folder} are intact: make room, then the same command "
+            f"{cell.title}: {error}. The finished cells in {self.folder} are intact: {remedy}, then the same command "
             "continues"
         )
 
@@ -122,14 +123,22 @@ class Matrix:
             elif state == "busy":
                 self._later(cell)
             elif state == "full":
-                raise self._halted(cell, error)
-            elif state == "lost" and self._lost.get(cell, 0) < LIVES:
-                self._lost[cell] = self._lost.get(cell, 0) + 1
+                raise self._halted(cell, error, "make room")
+            elif state == "lost" and self._worth_another(cell):
                 self.board.note(f"{cell.title}: its worker was lost ({error}); it is run again")
                 self._waiting.appendleft(cell)
             else:
                 self.failed[cell.title] = error
                 self.board.failed(cell, error)
+
+    def _worth_another(self, cell: Cell) -> bool:
+        """Whether to go on with a cell that lost its worker: as long as each gets further, or a few times."""
+        log = self.folder / cell.name / "metrics.jsonl"
+        far = log.stat().st_size if log.is_file() else 0
+        times, before = self._lost.get(cell, (0, -1))
+        times = 1 if far > before else times + 1
+        self._lost[cell] = times, max(far, before)
+        return times <= LIVES
 
     def _cancel(self) -> None:
         for handle in self._running.values():

@@ -48,6 +48,10 @@ class Measured:
         """The methods that have numbers, in the order of the bench."""
         return list(dict.fromkeys(cell.label for cell, _ in self.cells))
 
+    def by_class(self, label: str) -> bool:
+        """Whether a method's tasks are single classes, as the paper's are."""
+        return all(cell.settings.classes_per_task == cell.together for cell, _ in self.cells if cell.label == label)
+
     @property
     def tasks(self) -> int:
         """The most tasks that any cell has seen."""
@@ -72,7 +76,8 @@ class Measured:
         """Return versions, devices, commits, seeds and seconds of all cells."""
         environments = [summary["environment"] for _, summary in self.cells]
         seeds = [" ".join(map(str, summary["seeds"])) for _, summary in self.cells]
-        seconds = {key: sum(summary["seconds"][key] for _, summary in self.cells) for key in ("train", "evaluate")}
+        once = {cell.name: summary["seconds"] for cell, summary in self.cells}  # one cell may have several labels
+        seconds = {key: sum(each[key] for each in once.values()) for key in ("train", "evaluate")}
         return {
             **{key: _all(found[key] for found in environments) for key in ("boovae", "python", "torch", "device")},
             "commit": _all(found["commit"] for found in environments),
@@ -85,7 +90,7 @@ class Measured:
 def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
     """Yield a cell's numbers; `joint` learns T classes as one task, which count as T tasks here."""
     for event in summary["evaluations"]:
-        together = cell.settings.classes_per_task
+        together = cell.together
         for seen, metric, task, seed, value in rows(event, summary["seeds"]):
             if together == 1 or task == "":
                 yield seen * together, metric, task, seed, value
@@ -99,7 +104,7 @@ def _terms(event: Mapping[str, Any], seeds: Sequence[int], seen: int) -> Iterato
     for seed, shares in zip(seeds, event["diversity"]["proportions"], strict=True):
         for place, share in enumerate(shares):
             if share is not None:
-                term = -(math.log(seen) + math.log(max(share, least))) / seen
+                term = -(math.log(len(shares)) + math.log(max(share, least))) / len(shares)
                 yield seen, "diversity_term", place, seed, float(f"{term:.8g}") + 0.0  # no minus zero
 
 

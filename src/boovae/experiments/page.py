@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
+#: Titles of pictures, and how to read them.
+SHEETS = {
+    "samples": (
+        "What each method draws",
+        "Samples of the first seed, a row per method, a column per number of tasks seen; the same random numbers "
+        "everywhere in a row.",
+    ),
+    "components": (
+        "What components stand for",
+        "What the decoder of the first seed makes, after the last task, of the heaviest components of each task.",
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Panels:
     """Charts with a title and a word on how to read them."""
@@ -32,7 +46,7 @@ class Chapter:
     legend: Sequence[str]
     tables: Sequence[Table]
     figures: Sequence[Panels]
-    samples: bytes | None
+    pictures: Mapping[str, bytes]
     made_with: Mapping[str, str]
 
     @property
@@ -41,9 +55,12 @@ class Chapter:
         return [(label, index % COLOURS, index >= COLOURS) for index, label in enumerate(self.legend)]
 
     @property
-    def picture(self) -> str:
-        """The samples, as a page holds them."""
-        return "data:image/png;base64," + base64.b64encode(self.samples or b"").decode("ascii")
+    def sheets(self) -> list[tuple[str, str, str]]:
+        """Title, a word on how to read it, and the picture as a page holds it."""
+        return [
+            (*SHEETS[name], "data:image/png;base64," + base64.b64encode(picture).decode("ascii"))
+            for name, picture in self.pictures.items()
+        ]
 
 
 def render(

@@ -83,7 +83,8 @@ def _chapter(request: Request, measured: Measured) -> Chapter:
             write_file(request.results / f"{stem}_{name}.png", picture)
     title = DATASET_NAMES.get(measured.dataset, measured.dataset)
     tables = [table(measured, metric) for metric in request.metrics]
-    return Chapter(title, measured.labels, tables, figures, pictures["samples"], measured.made_with(request.command))
+    shown = {name: picture for name, picture in pictures.items() if picture is not None}
+    return Chapter(title, measured.labels, tables, figures, shown, measured.made_with(request.command))
 
 
 def _save(request: Request, name: str, charts: Sequence[Markup], legend: Sequence[str], columns: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from boovae.errors import InputError, unknown_name
+from boovae.experiments.grid import file_name
 from boovae.experiments.paper import FACES, FACES_FEATURES, distances
 
 #: What can be asked for; frechet stands for a distance on each of the networks (`--features`).
@@ -34,6 +35,8 @@ class Request:
     def __post_init__(self) -> None:
         if len(set(self.datasets)) < len(self.datasets):
             raise InputError(f"--datasets names a dataset twice: {', '.join(self.datasets)}")
+        if len(set(map(file_name, self.datasets))) < len(self.datasets):
+            raise InputError(f"--datasets: results of {', '.join(self.datasets)} would have one name; rename a folder")
         for metric in self.asked or ():
             if metric not in METRICS:
                 raise unknown_name("metric (--metrics)", metric, METRICS)

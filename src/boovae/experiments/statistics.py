@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,11 @@ class Spread:
     mean: float
     std: float
     seeds: int
+
+    @property
+    def record(self) -> tuple[str, str, int]:
+        """Mean, deviation and seeds as a table has them; one seed has no deviation."""
+        return f"{self.mean:.6g}", f"{self.std:.6g}" if math.isfinite(self.std) else "", self.seeds
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def write_study(
         how = (
             f"After {each.tasks} tasks; the band is one standard deviation over the seeds. Dashed: independent of {at}."
         )
-        chapters.append(Chapter(name, legend, [], [Panels(title, how, charts)], None, each.made_with(request.command)))
+        chapters.append(Chapter(name, legend, [], [Panels(title, how, charts)], {}, each.made_with(request.command)))
     write_file(folder / f"{request.study}.csv", as_csv(HEAD, iter(records)))
     write_file(folder / f"{request.study}.md", _markdown(title, at, records).encode())
     write_file(folder / "report.html", render(title, chapters, findings, [], missing))
@@ -75,10 +75,7 @@ def write_study(
 
 def _records(one: Line) -> list[tuple[object, ...]]:
     points = one.points[:1] if one.flat else one.points
-    return [
-        (one.label, "" if one.flat else f"{at:g}", f"{spread.mean:.6g}", f"{spread.std:.6g}", spread.seeds)
-        for at, spread in points
-    ]
+    return [(one.label, "" if one.flat else f"{at:g}", *spread.record) for at, spread in points]
 
 
 def _markdown(title: str, at: str, records: Sequence[tuple[object, ...]]) -> str:

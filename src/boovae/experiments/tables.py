@@ -119,9 +119,7 @@ class Table:
         """Yield one record per cell, for a CSV."""
         for seen, row in self.rows:
             for method, entry in zip(self.methods, row, strict=True):
-                ours = (
-                    (f"{entry.ours.mean:.6g}", f"{entry.ours.std:.6g}", entry.ours.seeds) if entry.ours else ("",) * 3
-                )
+                ours = entry.ours.record if entry.ours else ("", "", "")
                 paper = (entry.paper.mean, entry.paper.std) if entry.paper else ("", "")
                 if entry.ours or entry.paper:
                     yield self.dataset, method, seen, *ours, *paper, entry.better
@@ -130,12 +128,21 @@ class Table:
 HEAD = ("dataset", "method", "tasks_seen", "mean", "std", "seeds", "paper_mean", "paper_std", "better")
 
 
+def beside(measured: Measured, metric: str) -> dict[tuple[str, int], Printed]:
+    """Return the paper's numbers by method and tasks seen, for methods that learned the same tasks here."""
+    return {
+        (method, seen): number
+        for (dataset, method, seen), number in numbers(metric).items()
+        if dataset == measured.dataset and measured.by_class(method)
+    }
+
+
 def table(measured: Measured, metric: str) -> Table:
     """Return a metric's table."""
-    printed = numbers(metric)
+    printed = beside(measured, metric)
 
     def entry(method: str, seen: int) -> Entry:
-        found, paper = measured.spread(method, seen, metric), printed.get((measured.dataset, method, seen))
+        found, paper = measured.spread(method, seen, metric), printed.get((method, seen))
         return Entry(found, paper, DECIMALS.get(metric, 1), comparable(metric))
 
     rows = [(seen, [entry(method, seen) for method in measured.labels]) for seen in rows_of(measured, metric)]

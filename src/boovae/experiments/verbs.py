@@ -24,10 +24,12 @@ def bench(arguments: Bench) -> None:
     else:
         if outcome.findings:
             print_rows(("what", "where it stands"), list(outcome.findings.items()))
-        print(f"results: {outcome.results}")
+        if len(outcome.missing) < outcome.cells:
+            print(f"results: {outcome.results}")
     if outcome.failed:
         failed = "\n".join(f"  {title}: {error}" for title, error in outcome.failed.items())
-        raise RunError(f"{len(outcome.failed)} of {outcome.cells} cells failed; the others are finished:\n{failed}")
+        others = "; the others are finished" if len(outcome.failed) < outcome.cells else ", so there are no tables"
+        raise RunError(f"{len(outcome.failed)} of {outcome.cells} cells failed{others}:\n{failed}")
 
 
 def toy(arguments: Toy) -> None:

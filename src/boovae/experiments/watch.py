@@ -30,6 +30,7 @@ class Board:
         self._cells: dict[str, Cell] = {}
         self._tasks: dict[str, int] = {}  # done, by cell
         self._finished: set[str] = set()
+        self._failed: set[str] = set()
         self._began, self._before, self._counted = time.monotonic(), 0, 0.0
 
     def begin(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
@@ -40,10 +41,10 @@ class Board:
         self._began, self._before = time.monotonic(), sum(self._tasks.values())
 
     def show(self, running: Sequence[Cell]) -> None:
-        """Show where the running cells are."""
+        """Show where the running cells are; others may be at work on some of the rest."""
         if time.monotonic() - self._counted >= COUNT_INTERVAL:
             self._counted = time.monotonic()
-            self._tasks |= {cell.name: self._count(cell) for cell in running}
+            self._tasks = {name: self._count(cell) for name, cell in self._cells.items()}
 
     def finished(self, cell: Cell) -> None:
         """A cell is finished."""
@@ -53,6 +54,7 @@ class Board:
 
     def failed(self, cell: Cell, error: str) -> None:
         """A cell has failed; the others go on."""
+        self._failed.add(cell.name)
         self.note(f"{cell.title} failed: {error}")
 
     def note(self, text: str) -> None:
@@ -81,9 +83,11 @@ class Board:
     def seconds_left(self) -> float | None:
         """How long the rest takes at the speed so far; None before there is one."""
         done_now = self.done - self._before
-        if done_now <= 0 or self.done >= self.total:
+        lost = sum(self._cells[name].tasks - self._tasks[name] for name in self._failed)
+        left = self.total - self.done - lost
+        if done_now <= 0 or left <= 0:
             return None
-        return float(math.ceil((time.monotonic() - self._began) * (self.total - self.done) / done_now))
+        return float(math.ceil((time.monotonic() - self._began) * left / done_now))
 
     def where(self, cell: Cell) -> str:
         """Say which task a cell is at."""
@@ -94,7 +98,7 @@ class Board:
         if cell.name in self._finished:
             return cell.tasks
         pictures = sum(1 for _ in (self.folder / cell.name / "samples").glob("task_*.png"))
-        return min(pictures * cell.settings.classes_per_task, cell.tasks)
+        return min(pictures * cell.together, cell.tasks)
 
 
 class LineBoard(Board):
@@ -105,9 +109,10 @@ class LineBoard(Board):
     def show(self, running: Sequence[Cell]) -> None:
         """Say where the running cells are, if the last line is old enough."""
         super().show(running)
-        if running and time.monotonic() - self._last >= LINE_INTERVAL:
+        if time.monotonic() - self._last >= LINE_INTERVAL:
             more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
-            self.note(f"{self.counted}; running: {', '.join(map(self.where, running[:NAMED]))}{more}")
+            named = f"running: {', '.join(map(self.where, running[:NAMED]))}{more}"
+            self.note(f"{self.counted}; {named if running else 'waiting for other processes'}")
 
     def note(self, text: str) -> None:
         """Print a line."""

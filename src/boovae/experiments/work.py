@@ -27,6 +27,8 @@ from boovae.experiments.shown import component_pictures, sample_pictures
 from boovae.files import write_file
 
 Compile = Literal["auto", "on", "off"]
+#: Errors of a full disk.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Job(TypedDict):
@@ -127,6 +129,7 @@ def summarise(run: Path, settings: Settings) -> Summary:
         "environment": json.loads((run / "environment.json").read_text(encoding="utf-8")),
         "seeds": head["seeds"],
         "tasks": head["tasks"],
+        "split": head["split"],
         "evaluations": [event for event in events if event["event"] == "evaluation"],
         "divergences": [event for event in events if event["event"] == "divergence"],
         "kept": {
@@ -154,7 +157,7 @@ def _trouble(error: BaseException) -> Answer:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
     text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
-    if any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in causes):
+    if any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in causes):
         return {"state": "full", "error": text}
     if any(isinstance(cause, Interrupted) for cause in causes):
         return {"state": "lost", "error": text}

@@ -63,6 +63,12 @@ def register(method: type[Method]) -> type[Method]:
     return method
 
 
+def is_method(name: str) -> bool:
+    """Whether this is the name of a method, or of a combination of methods."""
+    import_outside()
+    return all(part in METHODS for part in name.split("+"))
+
+
 def make_method(settings: Settings) -> Method:
     """Return the method that the settings name; `a+b` combines."""
     names, parts = settings.method.split("+"), _parts(settings.method)

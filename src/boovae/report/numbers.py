@@ -14,16 +14,18 @@ MISSING = "–"
 
 def mean(values: Floats, axis: int = -1) -> Floats:
     """Average over the finite entries; NaN where there is none (numpy would warn)."""
-    count = np.isfinite(values).sum(axis=axis)
-    total: Floats = np.nansum(values, axis=axis) / np.maximum(count, 1)
+    finite = np.isfinite(values)
+    count = finite.sum(axis=axis)
+    total: Floats = np.where(finite, values, 0.0).sum(axis=axis) / np.maximum(count, 1)
     return np.where(count > 0, total, np.nan)
 
 
 def deviation(values: Floats, axis: int = -1) -> Floats:
     """Return the sample standard deviation over the finite entries; NaN for fewer than two."""
-    count = np.isfinite(values).sum(axis=axis)
-    square = (values - np.expand_dims(mean(values, axis), axis)) ** 2
-    variance: Floats = np.nansum(square, axis=axis) / np.maximum(count - 1, 1)
+    finite = np.isfinite(values)
+    count = finite.sum(axis=axis)
+    square = np.where(finite, values - np.expand_dims(mean(values, axis), axis), 0.0) ** 2
+    variance: Floats = square.sum(axis=axis) / np.maximum(count - 1, 1)
     return np.where(count > 1, np.sqrt(variance), np.nan)
 
 
