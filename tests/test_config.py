@@ -140,8 +140,8 @@ def test_without_a_dataset_the_recipe_of_the_default_one_counts() -> None:
 def test_own_data_is_learned_in_batches_that_fit_its_tasks() -> None:
     own = resolve({"dataset": "npz:some.npz"})
     assert own == Settings(dataset="npz:some.npz", epoch_steps=20, learning_rate=1e-3)
-    assert [own.batch_of(images) for images in (7, 300, 1000, 9000)] == [7, 32, 50, 250]
-    assert resolve({"dataset": "npz:some.npz", "batch_size": 16}).batch_of(300) == 16
+    assert [own.batch_of(images) for images in (7, 48, 300, 1000, 9000)] == [7, 24, 30, 50, 250]
+    assert resolve({"dataset": "npz:some.npz", "batch_size": 16}).batch_of(300) == 15  # nineteen steps, evenly
     assert resolve({"dataset": "mnist"}).batch_of(300) == 250
 
 

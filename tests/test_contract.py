@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 from boovae.config import Settings
 from boovae.data import Split, Stream, Task
 from boovae.distributions import DiagonalNormal
+from boovae.errors import InputError
 from boovae.methods import METHODS, Method, TaskImages, make_method, never_read, register, settings_read
 from boovae.training.engine import BLOCK
 from boovae.training.events import Event
@@ -236,6 +237,23 @@ def test_a_method_from_outside_trains_penalises_and_combines(digits: Stream, mon
     assert moved(second) < 0.2 * moved(free)
     epochs = [event for event in recorder.of("epoch") if event["task"] == 1]
     assert all("anchor.drift" in event["train"] for event in epochs)
+
+
+def test_a_method_that_could_not_be_continued_or_hides_another_is_refused() -> None:
+    class Forgetful(Method):
+        name = "forgetful"
+
+        def memory(self) -> dict[str, Tensor]:
+            return {"w": torch.zeros(1)}
+
+    class Boo(Method):
+        name = "boo"
+
+    with pytest.raises(InputError, match="Forgetful has memory but no load_memory"):
+        register(Forgetful)
+    with pytest.raises(InputError, match="'boo', which boovae has itself"):
+        register(Boo)
+    assert "forgetful" not in METHODS
 
 
 def test_a_step_is_compiled_once_it_has_its_final_form(digits: Stream, monkeypatch: pytest.MonkeyPatch) -> None:

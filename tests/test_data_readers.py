@@ -134,7 +134,7 @@ def test_images_alone_are_one_class(tmp_path: Path) -> None:
     np.savez(tmp_path / "alone.npz", images=X)
     read = read_npz(tmp_path / "alone.npz")
     assert read.labels.tolist() == [0] * 6
-    assert read.class_names == ("0",)
+    assert read.class_names == ("alone",)  # not "0", which would be one with the first class of a run that it extends
 
 
 def test_npz_that_is_missing_or_of_another_kind_is_refused(tmp_path: Path) -> None:

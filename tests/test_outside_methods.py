@@ -50,6 +50,22 @@ def test_it_is_listed_and_workers_of_a_bench_train_it(anchor: Path, tmp_path: Pa
         make_method(tiny(method="boo+anchor"))
 
 
+def test_a_changed_file_asks_for_its_cells_anew(anchor: Path) -> None:
+    program = "from boovae.experiments.grid import plan\n"
+    program += "print(*(cell.name for cell in plan(['digits'], ['boo', 'boo+anchor'], {}, 2)))"
+
+    def names() -> list[str]:
+        environment = {**os.environ, "BOOVAE_METHODS": str(anchor)}
+        return subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).split()
+
+    before = names()
+    assert names() == before
+    anchor.write_text(anchor.read_text().replace("100 * drift", "200 * drift"))
+    after = names()
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     ended = boovae("methods", methods=tmp_path / "mistyped.py")
     assert ended.returncode == 2

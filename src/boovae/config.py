@@ -210,10 +210,13 @@ class Settings:
     def batch_of(self, images: int) -> int:
         """Return the images per step of a task that has so many.
 
-        >>> [Settings(epoch_steps=20).batch_of(images) for images in (20, 300, 2000, 60000)]
-        [20, 32, 100, 250]
+        >>> [Settings(epoch_steps=20).batch_of(images) for images in (20, 48, 2000, 60000)]
+        [20, 24, 100, 250]
         """
-        return min(fitted_batch(images, self.batch_size, self.epoch_steps), images)
+        batch = min(fitted_batch(images, self.batch_size, self.epoch_steps), images)
+        if self.epoch_steps == 1:
+            return batch
+        return images // -(-images // batch)  # evenly: of few images none is left over
 
 
 def fitted_batch(images: int, most: int, steps: int) -> int:

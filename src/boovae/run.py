@@ -61,6 +61,7 @@ def train(
 
     A run that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
     """
+    out = Path(out)
     check_trackers(log)
     check_names(features)
     chosen = choose_device(device)

@@ -68,7 +68,8 @@ class Scaling:
         if self.grey and (low < -SLACK or high > 1 + SLACK):
             raise InputError(
                 f"X has values in [{low:g}, {high:g}], but the model takes grey values in [0, 1] "
-                "(likelihood 'bernoulli' or 'logistic'): divide by the largest possible value, or hand in uint8; "
+                "(likelihood 'bernoulli' or 'logistic'): divide by the largest possible value, hand in uint8, or scale "
+                "with MinMaxScaler(clip=True); "
                 "for other numbers fit anew with likelihood='normal'"
             )
 

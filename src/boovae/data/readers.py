@@ -112,8 +112,8 @@ def _read_idx_header(file: IO[bytes], path: Path) -> tuple[bytes, tuple[int, ...
 def read_npz(path: str | Path) -> Labelled:
     """Return the arrays ``images`` (or ``x``) and ``labels`` (or ``y``) of an NPZ file.
 
-    Optional are ``split``, 0, 1 or 2 for train, valid and test, and ``class_names``. Images alone are one class. Pixels
-    are uint8 or floats in [0, 1]. Nothing is unpickled.
+    Optional are ``split``, 0, 1 or 2 for train, valid and test, and ``class_names``. Images alone are one class,
+    called as the file is. Pixels are uint8 or floats in [0, 1]. Nothing is unpickled.
     """
     path = Path(path)
     if not path.is_file():
@@ -135,7 +135,8 @@ def read_npz(path: str | Path) -> Labelled:
         split = as_labels(arrays["split"], len(images), f"{path} 'split'")
         if split.max() > 2:
             raise InputError(f"{path} 'split': 0, 1, 2 are train, valid, test; found {split.max()}")
-    names = arrays.get("class_names", np.arange(labels.max() + 1)).ravel()
+    unnamed = np.arange(labels.max() + 1) if label_key in arrays else np.array([path.stem])
+    names = arrays.get("class_names", unnamed).ravel()
     if len(names) <= labels.max():
         raise InputError(f"{path} 'class_names': {len(names)} names, but a label is {labels.max()}")
     texts = tuple(map(str, names))

@@ -46,8 +46,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
-        return folder_name(self.settings)
+        """The name of its folder; a method from outside the package has another once its file has changed."""
+        from boovae.methods import outside_digest
+
+        return "-".join(filter(None, (folder_name(self.settings), outside_digest(self.settings.method))))
 
     @property
     def title(self) -> str:

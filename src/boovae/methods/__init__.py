@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import sys
@@ -59,6 +60,10 @@ def register(method: type[Method]) -> type[Method]:
     """Add a method from outside the package; also a class decorator."""
     if not method.name or "+" in method.name:
         raise InputError(f"{method.__name__}.name is {method.name!r}; it must be a name without '+'")
+    if any(known.name == method.name and known is not method for known in ALL):
+        raise InputError(f"{method.__name__}.name is {method.name!r}, which boovae has itself; choose another name")
+    if method.memory is not Method.memory and method.load_memory is Method.load_memory:
+        raise InputError(f"{method.__name__} has memory but no load_memory, so no run of it could be continued; add it")
     METHODS[method.name] = method
     return method
 
@@ -67,6 +72,14 @@ def is_method(name: str) -> bool:
     """Whether this is the name of a method, or of a combination of methods."""
     import_outside()
     return all(part in METHODS for part in name.split("+"))
+
+
+def outside_digest(method: str) -> str:
+    """Return what stands for the files that a method or combination comes from; empty if the package has it all."""
+    own = Path(__file__).parents[1]
+    files = {getattr(sys.modules.get(part.__module__), "__file__", None) for part in _parts(method)}
+    outside = [path for path in map(Path, sorted(filter(None, files))) if own not in path.parents]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in outside)).hexdigest()[:6] if outside else ""
 
 
 def make_method(settings: Settings) -> Method:

@@ -103,8 +103,8 @@ def _exploding(run: Run, last: Evaluation) -> str:
     worst = percent(float(np.nanmax(share)))
     return (
         f"The encoder's log-variance explodes: up to {worst} of its values for {_names(run, tasks)} lie at the upper "
-        "limit of --log-variance-range, so codes there are noise. A smaller --learning-rate helps, or a wider range if "
-        "the limit is too low."
+        "limit of --log-variance-range, so codes there are noise. After few steps it has not learned yet: more "
+        "--epochs or a smaller --batch-size help; after many a smaller --learning-rate, or a wider range."
     )
 
 
