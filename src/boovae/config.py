@@ -167,7 +167,7 @@ class Settings:
     batch_size: int = 250
     """Images per step, at most (see --epoch-steps)."""
     epoch_steps: int = 1
-    """An epoch has this many steps, at least: a task of few images gets smaller batches, of 32 or more."""
+    """An epoch has this many steps, at least: a task of few images gets smaller batches, of some 32 or more."""
     learning_rate: float = 5e-4
     """Adam's learning rate at the start of a task."""
     schedule: Literal["cosine", "plateau"] = "cosine"
