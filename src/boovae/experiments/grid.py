@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Cell:
     label: str
     settings: Settings
 
-    @property
+    @cached_property  # asked for at every look at a bench, and it may read a file
     def name(self) -> str:
         """The name of its folder; a method from outside the package has another once its file has changed."""
         from boovae.methods import outside_digest
