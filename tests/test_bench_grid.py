@@ -58,6 +58,9 @@ def test_joint_is_trained_once_for_each_number_of_tasks_on_the_images_of_them_al
         assert sorted(together.train.images.sum(1).tolist()) == sorted(apart.sum(1).tolist())
         assert len(together.classes) == cell.tasks
     assert [cell.tasks for cell in plan(["digits"], ["joint"], {}, 3)] == [2, 3]
+    asked = plan(["digits"], ["joint"], {"limit": 20}, 10, [10, 7, 2])
+    assert [cell.tasks for cell in asked] == [2, 7, 10]
+    assert [cell.name for cell in asked if cell.tasks != 7] == [cell.name for cell in cells if cell.tasks != 5]
 
 
 def test_all_methods_of_the_bench_make_sense_on_all_its_datasets() -> None:
@@ -89,6 +92,10 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
         (["paper", "--methods", "joint+ewc"], "joint keeps everything"),
         (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
         (["paper", "--tasks", "0"], "--tasks"),
+        (["paper", "--joint-tasks", "2", "11"], "has 11: there are 10 tasks of mnist here; use 1 to 10"),
+        (["paper", "--joint-tasks", "0"], "--joint-tasks has 0"),
+        (["paper", "--methods", "boo", "--joint-tasks", "2"], "joint, which is not among --methods"),
+        (["paper", "--joint-tasks"], "--joint-tasks has no value"),
         (["paper", "--datasets", "digits", "--tasks", "11"], "--tasks is 11, but digits has 10 tasks"),
         (["paper", "--methods", "a|b=boo:components=3"], "without '|'"),
         (["paper", "--methods", "new\nline=boo:components=3"], "printable"),

@@ -274,6 +274,8 @@ class Bench(Computes):
     """Networks for distances; classifier if not given, and for faces efficientnet-lite0 before it."""
     tasks: int = 10
     """Learn only the first N tasks; faces have four."""
+    joint_tasks: tuple[int, ...] | None = None
+    """After how many tasks joint is trained, a run for each; 2 5 10 and --tasks (faces 1 2 3 4) if not given."""
     replicas: int | None = None
     """Seeds of each cell, trained at once; 5 if not given."""
     seed: int = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from boovae.arguments import Bench
-from boovae.config import read_toml
+from boovae.config import flag, read_toml
 from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import make_executor
@@ -85,9 +85,9 @@ def bench(arguments: Bench, command: str) -> Outcome:
 
 def _request(arguments: Bench, study: Study, command: str) -> Request:
     quick = arguments.quick
-    for name in ("datasets", "methods", "metrics", "features"):
+    for name in ("datasets", "methods", "metrics", "features", "joint_tasks"):
         if getattr(arguments, name) == ():
-            raise InputError(f"--{name} has no value; name some, or leave it out")
+            raise InputError(f"{flag(name)} has no value; name some, or leave it out")
     usual = QUICK_REPLICAS if quick else REPLICAS
     named = read_toml(arguments.config) if arguments.config else {}
     for name in filter(BY_FLAG.__contains__, named):
@@ -103,6 +103,7 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         asked=arguments.metrics,
         features=arguments.features,
         tasks=arguments.tasks,
+        joint_tasks=arguments.joint_tasks,
         given={**(QUICK if quick else {}), **named, "replicas": replicas, "seed": arguments.seed},
         cells=arguments.out,
         results=arguments.results or results,

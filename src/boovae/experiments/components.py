@@ -28,7 +28,7 @@ def plan(request: Request) -> list[grid.Cell]:
         f"{_label(variant.label, count, pruned)}={variant.method}:{','.join([*own, f'components={count}', change])}"
         for (variant, own), count, (pruned, change) in product(map(_parsed, request.methods), COUNTS, PRUNING.items())
     ]
-    return grid.plan(request.datasets, methods, request.given, request.tasks)
+    return grid.plan(request.datasets, methods, request.given, request.tasks, request.joint_tasks)
 
 
 def _parsed(text: str) -> tuple[grid.Variant, list[str]]:

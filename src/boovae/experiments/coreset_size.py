@@ -20,7 +20,7 @@ SIZES = (15, 50, 100, 200, 500)
 def plan(request: Request) -> list[grid.Cell]:
     """Return a cell for every size of the coreset, and those of the methods it is compared with."""
     sizes = [f"{_label(size)}=coreset:coreset_images={size}" for size in SIZES]
-    return grid.plan(request.datasets, [*sizes, *request.methods], request.given, request.tasks)
+    return grid.plan(request.datasets, [*sizes, *request.methods], request.given, request.tasks, request.joint_tasks)
 
 
 def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:

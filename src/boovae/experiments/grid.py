@@ -121,10 +121,11 @@ def plan(
     methods: Sequence[str],
     given: Mapping[str, Any],
     tasks: int,
+    joint_tasks: Sequence[int] | None = None,
 ) -> list[Cell]:
     """Return the cells of datasets x methods; every name and setting is checked before anything is trained.
 
-    `given` holds in every cell. `joint` becomes a run for each number of tasks.
+    `given` holds in every cell. `joint` becomes a run for each number of tasks: `joint_tasks`, or the usual ones.
     """
     from boovae.data import DATASETS, PATH_FORMS
     from boovae.methods import is_method, make_method
@@ -142,11 +143,13 @@ def plan(
                 f"--methods: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "
                 "would compare it with other numbers of the paper: choose another name"
             )
+    if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
+        raise InputError("--joint-tasks is for joint, which is not among --methods; add it, or leave --joint-tasks out")
     cells = [
         cell
         for dataset in datasets
         for variant in variants
-        for cell in _cells(dataset, variant, {**given, "tasks": tasks})
+        for cell in _cells(dataset, variant, {**given, "tasks": tasks}, joint_tasks)
     ]
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense
@@ -165,7 +168,9 @@ def _check_tasks(cell: Cell, classes: Sequence[str]) -> None:
         raise InputError(f"--tasks is {asked}, but {settings.dataset} has {most} tasks; use at most that many")
 
 
-def _cells(dataset: str, variant: Variant, given: Mapping[str, Any]) -> Iterable[Cell]:
+def _cells(
+    dataset: str, variant: Variant, given: Mapping[str, Any], joint_tasks: Sequence[int] | None
+) -> Iterable[Cell]:
     from boovae.methods import never_read
 
     for name in sorted(never_read(variant.method) & set(variant.changes)):
@@ -178,10 +183,20 @@ def _cells(dataset: str, variant: Variant, given: Mapping[str, Any]) -> Iterable
         if name in variant.changes or (name != "tasks" and name in given):
             raise InputError(f"{name} cannot be set for joint: a bench has it learn all classes as one task")
     components = schedule(values).components
-    counts = JOINT_FACES if dataset in FACES else JOINT_TASKS
-    for tasks in sorted({count for count in counts if count < given["tasks"]} | {given["tasks"]}):
+    for tasks in _joint_tasks(dataset, given["tasks"], joint_tasks):
         together = {"classes_per_task": tasks, "tasks": 1, "components": components * tasks}
         yield Cell(variant.label, schedule({"prior": "vamp", **values, **together}))
+
+
+def _joint_tasks(dataset: str, most: int, asked: Sequence[int] | None) -> list[int]:
+    """Return after how many tasks `joint` is trained: those asked for, or the usual ones and the last."""
+    if asked is None:
+        usual = JOINT_FACES if dataset in FACES else JOINT_TASKS
+        return sorted({count for count in usual if count < most} | {most})
+    for count in asked:
+        if not 1 <= count <= most:
+            raise InputError(f"--joint-tasks has {count}: there are {most} tasks of {dataset} here; use 1 to {most}")
+    return sorted(set(asked))
 
 
 def schedule(values: Mapping[str, Any]) -> Settings:

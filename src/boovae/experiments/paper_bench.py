@@ -35,7 +35,7 @@ def plan(request: Request) -> list[grid.Cell]:
         faces = dataset in FACES
         methods = request.methods or (FACES_METHODS if faces else METHODS)
         tasks = min(request.tasks, FACES_TASKS) if faces else request.tasks
-        cells += grid.plan([dataset], methods, request.given, tasks)
+        cells += grid.plan([dataset], methods, request.given, tasks, request.joint_tasks)
     return cells
 
 

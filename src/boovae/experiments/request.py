@@ -31,6 +31,8 @@ class Request:
     """Metrics; where there are faces, distances too, if not given."""
     features: Sequence[str] | None = None
     """Networks for distances; those of the dataset if not given."""
+    joint_tasks: Sequence[int] | None = None
+    """After how many tasks `joint` is trained; some of them if not given."""
 
     def __post_init__(self) -> None:
         if len(set(self.datasets)) < len(self.datasets):
