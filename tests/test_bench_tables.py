@@ -199,6 +199,7 @@ def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured,
         "<svg",
     ):
         assert words in page
+    assert "<span>90.0 (0.0)</span>" in page  # joint: there is no number of the paper to be better than
     ids = re.findall(r'<(?:clipPath|path|defs) id="([^"]+)"', page)
     assert len(ids) == len(set(ids)), "two charts of a page may not share ids"
     for name in ("mnist_curves.svg", "mnist_nll_per_task.svg", "mnist_diversity_per_task.svg"):

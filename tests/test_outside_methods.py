@@ -13,7 +13,7 @@ import pytest
 
 from bench_parts import GIVEN
 from boovae.errors import InputError
-from boovae.methods import make_method
+from boovae.methods import Method, make_method, register
 from conftest import tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-method.md"
@@ -60,10 +60,68 @@ def test_a_changed_file_asks_for_its_cells_anew(anchor: Path) -> None:
 
     before = names()
     assert names() == before
-    anchor.write_text(anchor.read_text().replace("100 * drift", "200 * drift"))
+    anchor.write_text(anchor.read_text().replace("100.0", "200.0"))
     after = names()
     assert after[0] == before[0]
     assert after[1] != before[1]
+
+
+def test_its_strengths_are_set_tuned_and_compared_like_settings(anchor: Path, tmp_path: Path) -> None:
+    short = ["--tasks", "2", "--epochs", "2", "--limit", "20", "--samples", "10", "--device", "cpu"]
+    run = [*short, "--generated", "20", "--method", "boo+anchor", "--quiet"]
+    losses = []
+    for strength in ("anchor_pull=0", "anchor_pull=1e4"):
+        out = tmp_path / strength
+        ended = boovae("train", *run, "--strengths", strength, "--out", str(out), methods=anchor)
+        assert ended.returncode == 0, ended.stderr
+        events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses.append([event["train"] for event in events if event["event"] == "epoch"])
+    assert losses[0][0] == losses[1][0]  # the first task has nothing to hold to
+    assert losses[0][-1] != losses[1][-1]
+    ended = boovae("tune", "anchor", *short, "--seeds-each", "1", "--json", methods=anchor)
+    assert [trial["value"] for trial in json.loads(ended.stdout)] == pytest.approx([1.0, 10.0, 100.0, 1e3, 1e4])
+    program = "from boovae.config import resolve; from boovae.experiments.grid import plan\n"
+    program += "usual, strong = plan(['digits'], ['anchor', 'strong=anchor:anchor_pull=1000'], {}, 2)\n"
+    program += "print(usual.settings.strengths, *strong.settings.strengths, usual.name != strong.name)\n"
+    program += "print(resolve({'method': 'anchor', 'anchor_pull': 3}) == "
+    program += "resolve({'method': 'anchor', 'strengths': ['anchor_pull=3.0']}))"
+    environment = {**os.environ, "BOOVAE_METHODS": str(anchor)}
+    said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert said == "() anchor_pull=1000.0 True\nTrue\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--method", "anchor", "--strengths", "anchor_pul=3"], "did you mean 'anchor_pull'"),
+        (["--method", "boo", "--strengths", "anchor_pull=3"], "unknown strength of boo (--strengths) 'anchor_pull'"),
+        (["--method", "anchor", "--strengths", "anchor_pull"], "it must be NAME=NUMBER"),
+        (["--method", "anchor", "--strengths", "anchor_pull=inf"], "a finite one"),
+        (["--method", "anchor", "--strengths", "anchor_pull=1", "anchor_pull=2"], "anchor_pull twice"),
+    ],
+)
+def test_a_strength_that_is_none_is_refused_before_training(
+    words: list[str], complaint: str, anchor: Path, tmp_path: Path
+) -> None:
+    ended = boovae("train", *words, "--out", str(tmp_path / "run"), methods=anchor)
+    assert ended.returncode == 2
+    assert complaint in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("strengths", "complaint"),
+    [
+        ({"ewc_strength": 1.0}, "'ewc_strength', a setting of boovae"),
+        ({"a pull": 1.0}, "'a pull', no name that Python could give"),
+        ({"pull": "much"}, "pull is 'much'; it must be a number"),
+    ],
+)
+def test_strengths_that_could_not_be_told_from_settings_are_refused(
+    strengths: dict[str, float], complaint: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(complaint)):
+        register(type("Own", (Method,), {"name": "own", "strengths": strengths}))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

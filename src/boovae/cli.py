@@ -273,7 +273,11 @@ def methods(arguments: Methods) -> None:
     from boovae.methods import METHODS, import_outside
 
     import_outside()
-    print_rows(("method", "what it does"), [(name, method.summary) for name, method in METHODS.items()])
+    rows = [
+        (name, f"{method.summary}{''.join(f'; {own}={value:g}' for own, value in method.strengths.items())}")
+        for name, method in METHODS.items()
+    ]
+    print_rows(("method", "what it does"), rows)
 
 
 VERBS: dict[str, tuple[Any, Any]] = {

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -157,6 +157,8 @@ class Settings:
     """Replay: generated images in every batch."""
     replay_weight: float = 1.0
     """Replay: weight of generated images, times (images before / images now)."""
+    strengths: tuple[str, ...] = ()
+    """Numbers of a method from a file of your own, which it names in `strengths`: NAME=VALUE NAME=VALUE …"""
 
     replicas: int = 1
     """How many seeds are trained at once."""
@@ -194,6 +196,8 @@ class Settings:
         for item in fields(Settings):
             if getattr(self, item.name) is not None:
                 _typed(item.name, getattr(self, item.name))
+        alike = tuple(f"{name}={value!r}" for name, value in sorted(own_strengths(self.strengths).items()))
+        object.__setattr__(self, "strengths", alike)  # 3 and 3.0 are one value, and one run folder
         for names, good, wanted in _RULES:
             for name in names.split():
                 if not good(getattr(self, name)):
@@ -222,6 +226,26 @@ class Settings:
 def fitted_batch(images: int, most: int, steps: int) -> int:
     """Return a batch of at most so many images that an epoch of `images` takes so many steps."""
     return min(most, max(images // steps, SMALLEST_BATCH))
+
+
+def own_strengths(texts: Sequence[str]) -> dict[str, float]:
+    """Return the numbers that --strengths gives, by name.
+
+    >>> own_strengths(["pull=3", "push=1e-2"])
+    {'pull': 3.0, 'push': 0.01}
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name in found:
+            raise InputError(f"--strengths has {name} twice")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise InputError(f"--strengths has {text!r}; it must be NAME=NUMBER") from None
+        if not name or not math.isfinite(found[name]):
+            raise InputError(f"--strengths has {text!r}; it must be NAME=NUMBER, a finite one")
+    return found
 
 
 def flag(name: str) -> str:
@@ -307,11 +331,24 @@ def _preset(name: str | None, dataset: str) -> dict[str, Any]:
 def from_mapping(values: Mapping[str, Any]) -> Settings:
     """Return the settings of a mapping, with every name and type checked."""
     known = {field.name for field in fields(Settings)}
-    for name in values:
-        if name not in known:
-            raise unknown_name("setting", str(name), known)
-    checked = {name: _typed(name, value) for name, value in values.items() if value is not None}
+    checked = {name: _typed(name, value) for name, value in values.items() if name in known and value is not None}
+    if others := {name: value for name, value in values.items() if name not in known}:
+        checked["strengths"] = _with_strengths(checked, others, known)
     return replace(Settings(), **checked)
+
+
+def _with_strengths(checked: Mapping[str, Any], others: Mapping[str, Any], known: set[str]) -> tuple[str, ...]:
+    """Return the numbers of a method from outside the package, with those that were given as if they were settings."""
+    from boovae.methods import strengths_of  # late: it imports torch
+
+    own = strengths_of(checked.get("method", Settings.method))
+    for name, value in others.items():
+        if name not in own:
+            raise unknown_name("setting", str(name), known | set(own))
+        if not _is(float, value):
+            raise InputError(f"{name} is {value!r}; it must be a number")
+    given: dict[str, Any] = {**own_strengths(checked.get("strengths", ())), **others}
+    return tuple(f"{name}={value}" for name, value in given.items())
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -319,11 +356,12 @@ def _typed(name: str, value: Any) -> Any:
     default = getattr(Settings, name)
     hint = str(_hints()[name])
     if hint.startswith("tuple") or "tuple[" in hint:
-        element = float if "float" in hint else int
+        element = float if "float" in hint else int if "int" in hint else str
         if not isinstance(value, (list, tuple)) or not all(_is(element, item) for item in value):
-            raise InputError(f"{flag(name)} is {value!r}; it must be a list of numbers")
+            what = "texts, NAME=NUMBER" if element is str else "numbers"
+            raise InputError(f"{flag(name)} is {value!r}; it must be a list of {what}")
         items = tuple(element(item) for item in value)
-        if isinstance(default, tuple) and len(items) != len(default):
+        if isinstance(default, tuple) and "..." not in hint and len(items) != len(default):
             raise InputError(f"{flag(name)} has {len(items)} numbers; it must have {len(default)}")
         return items
     if "bool" in hint:

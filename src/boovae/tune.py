@@ -21,7 +21,7 @@ from boovae.config import Settings, from_mapping, read_toml, toml_value
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.machine import matmul_precision
-from boovae.methods import make_method
+from boovae.methods import make_method, strengths_of
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.progress import Watch
 from boovae.run import planned_tasks, trainer_for
@@ -41,6 +41,8 @@ SEARCHES: dict[str, dict[str, tuple[float, ...]]] = {
     "si": {"si_strength": (0.01, 0.1, 1.0, 10.0, 100.0)},
     "vcl": {"vcl_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "vcl_log_variance": (-12.0, -10.0, -9.0, -8.0, -7.0)},
 }
+#: Of a method from outside the package, these multiples of what its file has.
+MULTIPLES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def read_recipe(path: Path | None) -> dict[str, dict[str, Any]]:
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise InputError(f"--recipe {path} must hold sections of settings, one per method: '{name}' is no section")
-        from_mapping(section)
+        from_mapping({"method": name, **section})
     return sections
 
 
@@ -138,17 +140,17 @@ def write_recipe(path: Path, method: str, winner: Trial) -> None:
 
 def _what(settings: Settings, setting: str | None, values: Sequence[float] | None) -> tuple[str, tuple[float, ...]]:
     """Return the setting to choose and the values to try."""
-    parts = [name for name in settings.method.split("+") if name in SEARCHES]
-    if not parts:
+    searches = list(filter(None, map(_search_of, settings.method.split("+"))))
+    if not searches:
         raise InputError(f"--method {settings.method} has no strength to choose; these have: {', '.join(SEARCHES)}")
     if setting is None:
-        if len(parts) != 1:
+        if len(searches) != 1:
             raise InputError(
-                f"--method {settings.method} has {len(parts)} strengths to choose from; "
-                f"name one by --setting ({', '.join(next(iter(SEARCHES[name])) for name in parts)})"
+                f"--method {settings.method} has {len(searches)} strengths to choose from; "
+                f"name one by --setting ({', '.join(next(iter(search)) for search in searches)})"
             )
-        setting = next(iter(SEARCHES[parts[0]]))
-    known = {strength: values for name in parts for strength, values in SEARCHES[name].items()}
+        setting = next(iter(searches[0]))
+    known = {strength: values for search in searches for strength, values in search.items()}
     if setting not in known:
         raise InputError(
             f"--setting {setting}: method {settings.method} has no such strength; it has {', '.join(known)}"
@@ -157,3 +159,10 @@ def _what(settings: Settings, setting: str | None, values: Sequence[float] | Non
     for value in chosen:  # a bad value is refused before anything is trained
         make_method(from_mapping({**dataclasses.asdict(settings), setting: value}))
     return setting, chosen
+
+
+def _search_of(name: str) -> dict[str, tuple[float, ...]]:
+    """Return the strengths of a method and the values that are tried; none if it has none."""
+    if name in SEARCHES:
+        return SEARCHES[name]
+    return {own: tuple(value * many for many in MULTIPLES) for own, value in strengths_of(name).items()}

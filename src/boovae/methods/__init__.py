@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import os
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from boovae.config import Settings
+from boovae.config import Settings, own_strengths
 from boovae.errors import InputError, unknown_name
 from boovae.methods.base import Combination, Method, TaskImages
 from boovae.methods.boo import Boo
@@ -64,8 +65,28 @@ def register(method: type[Method]) -> type[Method]:
         raise InputError(f"{method.__name__}.name is {method.name!r}, which boovae has itself; choose another name")
     if method.memory is not Method.memory and method.load_memory is Method.load_memory:
         raise InputError(f"{method.__name__} has memory but no load_memory, so no run of it could be continued; add it")
+    _check_strengths(method)
     METHODS[method.name] = method
     return method
+
+
+def _check_strengths(method: type[Method]) -> None:
+    """Refuse numbers of a method's own that could not be told from other settings."""
+    taken = {field.name: "a setting of boovae" for field in fields(Settings)}
+    taken |= {name: f"a strength of {other.name}" for other in METHODS.values() for name in other.strengths}
+    for name in METHODS[method.name].strengths if method.name in METHODS else ():
+        del taken[name]  # the same file once more
+    for name, value in method.strengths.items():
+        if not name.isidentifier() or name in taken:
+            why = taken.get(name, "no name that Python could give")
+            raise InputError(f"{method.__name__}.strengths has {name!r}, {why}; choose another name")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise InputError(f"{method.__name__}.strengths: {name} is {value!r}; it must be a number")
+
+
+def strengths_of(method: str) -> dict[str, float]:
+    """Return the numbers that a method or combination has of its own, and their defaults."""
+    return {name: float(value) for part in _parts(method) for name, value in part.strengths.items()}
 
 
 def is_method(name: str) -> bool:
@@ -90,6 +111,10 @@ def make_method(settings: Settings) -> Method:
     for alone, reason in ALONE.items():
         if alone in names and len(names) > 1:
             raise InputError(f"--method {settings.method}: {alone} {reason}; use it alone")
+    known = strengths_of(settings.method)
+    for name in own_strengths(settings.strengths):
+        if name not in known:
+            raise unknown_name(f"strength of {settings.method} (--strengths)", name, known or ["none"])
     made = [part(settings) for part in parts]
     return made[0] if len(made) == 1 else Combination(settings, made)
 
@@ -155,4 +180,5 @@ __all__ = [
     "never_read",
     "register",
     "settings_read",
+    "strengths_of",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boovae.config import Settings
+from boovae.config import Settings, own_strengths
 from boovae.errors import InputError
 from boovae.nets import Nets
 from boovae.priors import NormalPrior, Prior, VampPrior
@@ -67,6 +67,8 @@ class Method:
     private: tuple[str, ...] = ()
     #: Which settings of methods it reads, by the beginnings of their names; None: perhaps any of them.
     reads: tuple[str, ...] | None = None
+    #: Numbers of its own and their defaults, for methods outside the package, whose settings `Settings` cannot have.
+    strengths: Mapping[str, float] = MappingProxyType({})
     #: Methods it cannot be combined with, and why.
     clashes: Mapping[str, str] = MappingProxyType({})
 
@@ -94,8 +96,13 @@ class Method:
 
     def strength(self, name: str, replicas: Replicas) -> Tensor:
         """Return a setting for each replica, (R,): the same for all, unless values are compared."""
-        values = self._candidates.get(name, [getattr(self.settings, name)] * len(replicas))
+        values = self._candidates.get(name) or [self._number(name)] * len(replicas)
         return torch.tensor([float(value) for value in values], device=replicas.device)
+
+    def _number(self, name: str) -> float:
+        if name in self.strengths:
+            return own_strengths(self.settings.strengths).get(name, self.strengths[name])
+        return float(getattr(self.settings, name))
 
     def check(self) -> None:
         """Refuse settings that make no sense in this combination; called once all parts are known."""
