@@ -29,7 +29,7 @@ from boovae.config import from_mapping, read_toml
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.machine import choose_device
-from boovae.progress import Silent, Watch, make_display
+from boovae.progress import Watch, make_display
 from boovae.recall import load_data
 from boovae.training.randomness import Draw, Generators
 from boovae.training.trainer import Trainer
@@ -203,7 +203,7 @@ class Trial:
     def __call__(self, images: Tensor) -> Score:
         """Return how the copy scores images: their ELBO and its KL term (n, 2), means over replicas."""
         learner = self.learner(len(images))
-        learner.learn(make_task(images, "trial"), Watch(Silent()))
+        learner.learn(make_task(images, "trial"))
         return lambda others: elbo_and_kl(learner, others).mean(0)
 
     def learner(self, images: int) -> Trainer:

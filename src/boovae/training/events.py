@@ -34,6 +34,19 @@ class Observer(Protocol):
         """After an epoch: the moment for the display."""
 
 
+class Unwatched:
+    """Nobody watches: for a trainer that is used by hand."""
+
+    def event(self, event: Event) -> None:
+        """Keep nothing."""
+
+    def block(self, trainer: Trainer) -> None:
+        """Write nothing."""
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """Show nothing."""
+
+
 def listed(array: Array) -> list[float | None]:
     """Return an array as JSON has it: numbers, and None where a number is not finite."""
     return [float(f"{value:.8g}") if math.isfinite(value) else None for value in array.tolist()]

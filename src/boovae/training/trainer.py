@@ -20,7 +20,7 @@ from boovae.methods import TaskImages, make_method
 from boovae.methods.base import default_prior
 from boovae.nets import make_nets
 from boovae.training.engine import Batch, Engine, block_length, validation_chunk
-from boovae.training.events import Event, Observer, divergence, epoch_end, task_end, task_start
+from boovae.training.events import Event, Observer, Unwatched, divergence, epoch_end, task_end, task_start
 from boovae.training.optim import Array, Control
 from boovae.training.randomness import Draw, Generators
 from boovae.training.replicas import Replicas
@@ -137,8 +137,9 @@ class Trainer:
 
     # --- one task -----------------------------------------------------------------------------------------------
 
-    def learn(self, task: Task, observer: Observer) -> None:
-        """Learn one task; continues in its middle if `load_state` put us there."""
+    def learn(self, task: Task, observer: Observer | None = None) -> None:
+        """Learn one task; continues in its middle if `load_state` put us there. `observer` is told what happens."""
+        observer = observer or Unwatched()
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
             resumed = self.control is not None
