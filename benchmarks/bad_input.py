@@ -298,6 +298,7 @@ CASES: dict[str, Case] = {
     "a configuration nested without end": configured("net = " + "[" * 100_000),
     "a configuration that is not there": lambda folder: resolve({}, folder / "none.toml"),
     "an unknown dataset": lambda folder: load_stream("mnits"),
+    "a path without `npz:` or `folder:`": lambda folder: load_stream("mine.npz"),
     "an unknown method": model(method="boovea"),
     "methods that exclude each other": model(method="multihead+distill"),
     "an unknown network": model(net="transformer"),

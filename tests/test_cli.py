@@ -277,6 +277,7 @@ def test_training_on_an_own_folder_of_pictures(tmp_path: Path, capsys: pytest.Ca
 BAD = {
     "unknown command": (["trian"], "did you mean 'train'"),
     "unknown dataset": (["train", "--dataset", "mnits"], "did you mean 'mnist'"),
+    "a path without its kind": (["train", "--dataset", "mine.npz"], "a path needs its kind: npz:mine.npz"),
     "unknown method": (["train", "--method", "standrad"], "did you mean 'standard'"),
     "method twice": (["train", "--method", "standard+standard"], "names a method twice"),
     "joint with another": (["train", "--method", "joint+standard"], "use it alone"),

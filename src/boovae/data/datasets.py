@@ -305,8 +305,16 @@ def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Source:
     if form in _PATH_READERS and path:
         return _split_by_class(_PATH_READERS[form](Path(path).expanduser()), seed)
     if name not in DATASETS:
-        raise unknown_name("dataset", str(name), [*DATASETS, *PATH_FORMS])
+        raise unknown_dataset(str(name))
     return _SOURCES[name](DATASETS[name], data_dir, seed)
+
+
+def unknown_dataset(name: str, argument: str = "dataset") -> InputError:
+    """Return the error for a name that is no dataset; of a path it says how paths are written."""
+    path = Path(name).expanduser()
+    if path.is_dir() or path.suffix == ".npz":
+        return InputError(f"{argument} is {name}; a path needs its kind: {'folder' if path.is_dir() else 'npz'}:{name}")
+    return unknown_name(argument, name, [*DATASETS, *PATH_FORMS])
 
 
 def _digits(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:

@@ -18,7 +18,7 @@ from typing import Any
 
 import boovae
 from boovae.config import Settings, flag, folder_name, from_mapping, resolve
-from boovae.errors import InputError, unknown_name
+from boovae.errors import InputError
 from boovae.experiments.paper import FACES
 from boovae.experiments.results import prepared
 from boovae.files import write_file
@@ -128,11 +128,12 @@ def plan(
     `given` holds in every cell. `joint` becomes a run for each number of tasks: `joint_tasks`, or the usual ones.
     """
     from boovae.data import DATASETS, PATH_FORMS
+    from boovae.data.datasets import unknown_dataset
     from boovae.methods import is_method, make_method
 
     for dataset in datasets:
         if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
-            raise unknown_name("dataset (--datasets)", dataset, [*DATASETS, *PATH_FORMS])
+            raise unknown_dataset(dataset, "dataset (--datasets)")
     variants = [Variant.parse(text) for text in methods]
     labels = [variant.label for variant in variants]
     if len(set(labels)) < len(labels):
@@ -255,8 +256,8 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
     if lacking:
         raise InputError(f"{path} is damaged, it lacks {', '.join(lacking)}: {AGAIN}")
     try:
-        settings = from_mapping(summary["settings"])
-    except (InputError, TypeError) as error:
+        settings = from_mapping(dict(summary["settings"]))
+    except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
     if settings_read(settings) != settings_read(cell.settings):
         raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
