@@ -36,7 +36,9 @@ NOT_RUN = {
     "python benchmarks/drill.py --only files input": "test_drill.py runs some parts",
     "export 'BOOVAE_METHODS=$PWD/anchor.py'": "test_outside_methods.py sets it",
     "boovae train --method boo+anchor --dataset mnist": "needs the variable; test_outside_methods.py runs a bench",
-    "boovae bench paper --methods boo boo+anchor --datasets mnist": "the same",
+    "boovae train --method boo+anchor --strengths anchor_pull=30": "the same",
+    "boovae tune boo+anchor --setting anchor_pull": "the same",
+    "boovae bench paper --methods boo boo+anchor strong=boo+anchor:anchor_pull=1000 --datasets mnist": "the same",
     "python benchmarks/drill.py --only kills soak --device cuda --kills 25 --tasks 60 --seconds 30": "needs CUDA",
 }
 #: Pages whose commands take more than a few seconds.

@@ -90,6 +90,44 @@ def test_its_strengths_are_set_tuned_and_compared_like_settings(anchor: Path, tm
     assert said == "() anchor_pull=1000.0 True\nTrue\n"
 
 
+def test_a_flag_replaces_the_strength_it_names_and_a_bench_gives_each_method_its_own(
+    anchor: Path, tmp_path: Path
+) -> None:
+    two = anchor.read_text().replace('{"anchor_pull": 100.0}', '{"anchor_pull": 100.0, "anchor_more": 0.0}')
+    anchor.write_text(two)
+    config = tmp_path / "own.toml"
+    config.write_text('method = "anchor"\nanchor_pull = 3\nanchor_more = 2\n')
+    program = f"""
+from pathlib import Path
+from boovae.cli import parsed
+from boovae.config import resolve
+from boovae.experiments.grid import plan
+from boovae.tune import _what
+file = Path({str(config)!r})
+print(*resolve({{"strengths": ["anchor_pull=7"]}}, file).strengths)
+print(*parsed("train", ["--config", str(file), "--strengths", "anchor_pull=7"]).strengths)
+boo, own, same = plan(["digits"], ["boo", "anchor", "same=anchor:anchor_pull=100"], {{"anchor_more": 5}}, 2)
+print(boo.settings.strengths, *own.settings.strengths, own.name == same.name)
+print(*_what(resolve({{"method": "anchor"}}), "anchor_more", None)[1])
+"""
+    environment = {**os.environ, "BOOVAE_METHODS": str(anchor)}
+    said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).splitlines()
+    assert said[:2] == ["anchor_more=2.0 anchor_pull=7.0"] * 2
+    assert said[2] == "() anchor_more=5.0 True"
+    assert said[3] == "0.01 0.1 1.0 10.0 100.0"  # of a strength that is 0 there are no multiples
+
+
+def test_a_run_is_not_continued_with_another_version_of_the_file(anchor: Path, tmp_path: Path) -> None:
+    words = ["train", "--method", "anchor", "--tasks", "1", "--epochs", "1", "--limit", "20", "--samples", "5"]
+    words += ["--generated", "20", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]
+    assert boovae(*words, methods=anchor).returncode == 0
+    assert boovae(*words, methods=anchor).returncode == 0  # it is finished
+    anchor.write_text(anchor.read_text().replace("100.0", "200.0"))
+    ended = boovae(*words, methods=anchor)
+    assert ended.returncode == 2
+    assert "was begun with another version of the file that has anchor" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

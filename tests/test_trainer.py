@@ -11,13 +11,108 @@ import torch
 from torch import Tensor
 
 from boovae.errors import InputError
+from boovae.metrics.evaluation import evaluate, generate
 from boovae.training import replicas as replicas_module
 from boovae.training.engine import Batch
 from boovae.training.events import Event
+from boovae.training.randomness import Draw
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
 from conftest import Recorder
 from small import PIXELS, make_task, make_trainer, random_images
+
+
+class Breaks(Recorder):
+    """Is broken off by its user in the second epoch."""
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        super().epoch(trainer, event)
+        if event["epoch"] == 1:
+            raise KeyboardInterrupt
+
+
+def test_a_task_that_was_broken_off_is_not_taken_for_the_next_one() -> None:
+    first, second = (make_task(random_images(16), random_images(4)) for _ in range(2))
+    trainer = make_trainer(epochs=3)
+    trainer.learn(first)
+    tensors, record = trainer.state()
+    saved = {name: tensor.clone() for name, tensor in tensors.items()}
+    with pytest.raises(KeyboardInterrupt):
+        trainer.learn(second, Breaks())
+    with pytest.raises(InputError, match="was broken off in its middle: load_state"):
+        trainer.learn(second)
+    again, clean = make_trainer(epochs=3), make_trainer(epochs=3)
+    again.load_state(saved, record)
+    for learner in (again, clean):
+        for task in (first, second)[learner.tasks_done :]:
+            learner.learn(task)
+    assert again.sizes == clean.sizes == [16, 16]
+    for name, tensor in clean.replicas.tensors().items():
+        torch.testing.assert_close(again.replicas.tensors()[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("images", "complaint"),
+    [
+        (random_images(8)[:, :5], "images of \\(5,\\) pixels, this model has"),
+        (random_images(8) * 16, "outside pixel_range \\[0, 1\\] of this model"),
+        (random_images(8) - 1, "outside pixel_range"),
+    ],
+)
+def test_images_of_another_kind_are_refused_before_training(images: Tensor, complaint: str) -> None:
+    trainer = make_trainer(epochs=1)
+    with pytest.raises(InputError, match=complaint):
+        trainer.learn(make_task(images, images))
+    trainer.learn(make_task(random_images(16), random_images(4)))  # and nothing was spoilt
+    assert trainer.tasks_done == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"penalty": lambda self, model, batch: {"loss": torch.tensor(7.0)}}, "a penalty is called 'loss'"),
+        ({"penalty": lambda self, model, batch: {"kl": torch.tensor(7.0)}}, "a penalty is called 'kl'"),
+        ({"draws": lambda self, size: {"x": Draw("uniform", (size, PIXELS))}}, "a draw is called 'x'"),
+        ({"training_draws": lambda self, size: {"latent": Draw("normal", (size, 2))}}, "a draw is called 'latent'"),
+        ({"state": lambda self: {"pull": torch.ones(5)}}, "'pull' of its state has shape \\(5,\\)"),
+    ],
+)
+def test_a_method_that_would_replace_the_loss_or_the_images_is_refused(
+    changes: dict[str, Any], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(2, epochs=1)
+    for name, function in changes.items():
+        monkeypatch.setattr(type(trainer.method), name, function)
+    with pytest.raises(InputError, match=complaint):
+        trainer.learn(make_task(random_images(16), random_images(4)))
+
+
+def test_replicas_want_their_own_axis() -> None:
+    trainer, images = make_trainer(2), random_images(8)
+    codes = trainer.replicas.map(lambda model, x: model.posterior(x).mean, images.expand(2, -1, -1))
+    assert codes.shape[:2] == (2, 8)
+    with pytest.raises(InputError, match="for 2 replicas; it must begin with their number"):
+        trainer.replicas.map(lambda model, x: model.posterior(x).mean, images)
+    with pytest.raises(InputError, match="3 values of ewc_strength for 2 replicas"):
+        Trainer(trainer.settings, trainer.shape, candidates={"ewc_strength": [1.0, 2.0, 3.0]})
+
+
+def test_what_cannot_be_measured_or_drawn_is_refused() -> None:
+    task = make_task(random_images(16), random_images(4))
+    trainer = make_trainer(epochs=1, samples=4)
+    with pytest.raises(InputError, match="1 of them, but 0 are learned"):
+        evaluate(trainer, [task], None, [], metrics=("nll",))
+    trainer.learn(task)
+    trainer.learn(task)
+    event = evaluate(trainer, [task, task], None, [], metrics=("nll",))  # the first evaluation of all
+    assert event["forgetting"]["own"][0] == [None]
+    with pytest.raises(InputError, match="did you mean 'nll'"):
+        evaluate(trainer, [task, task], None, [], metrics=("nil",))
+    for number in (-1, 2):
+        with pytest.raises(InputError, match="has learned tasks 0 to 1"):
+            generate(trainer, 3, task=number)
+    with pytest.raises(InputError, match="count is 0"):
+        generate(trainer, 0)
 
 
 def test_kl_weight_grows_linearly_to_its_value() -> None:

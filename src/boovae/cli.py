@@ -33,7 +33,7 @@ from boovae.arguments import (
     command_line,
     settings_of,
 )
-from boovae.config import Settings, folder_name, read_toml, resolve
+from boovae.config import Settings, folder_name, own_strengths, read_toml, resolve
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 from boovae.experiments.verbs import bench, latent_map, replay, toy
 from boovae.show import print_components, print_rows, print_table, spread
@@ -343,7 +343,11 @@ def parsed(verb: str, words: list[str]) -> Any:
         given |= {name: value for name, value in own.items() if name not in named}
         settings = resolve(given, Path(config) if config else None, preset)
         default = kind(**dataclasses.asdict(settings))
-    return tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
+    asked = tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
+    if default is not None and default.strengths:  # a flag replaces what it names, not all that the file has
+        both = {**own_strengths(default.strengths), **own_strengths(asked.strengths)}
+        asked = dataclasses.replace(asked, strengths=tuple(f"{name}={value}" for name, value in both.items()))
+    return asked
 
 
 def _value_of(name: str, words: list[str]) -> str | None:

@@ -300,11 +300,17 @@ def resolve(given: Mapping[str, Any], file: Path | None = None, preset: str | No
     >>> resolve({"dataset": "mnist"}, preset="paper").schedule
     'plateau'
     """
-    from_file = read_toml(file) if file else {}
-    named = {**from_file, **{name: value for name, value in given.items() if value is not None}}
+    from_file = _flat(read_toml(file) if file else {})
+    named = {**from_file, **_flat({name: value for name, value in given.items() if value is not None})}
     dataset = str(named.get("dataset", Settings.dataset))
     strengths = _strengths(dataset, str(named.get("method", Settings.method)))
     return from_mapping({**RECIPES.get(dataset, OWN_DATA), **strengths, **_preset(preset, dataset), **named})
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with each strength under its own name, so that one of them can replace another's."""
+    others = dict(values)
+    return others | own_strengths(_typed("strengths", others.pop("strengths", ())))
 
 
 def _strengths(dataset: str, method: str) -> dict[str, Any]:
@@ -353,6 +359,8 @@ def _with_strengths(checked: Mapping[str, Any], others: Mapping[str, Any], known
 
 def _typed(name: str, value: Any) -> Any:
     """Return the value as the type its setting has; TOML has lists where we have tuples, and 1 for 1.0."""
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()  # a number that came out of an array
     default = getattr(Settings, name)
     hint = str(_hints()[name])
     if hint.startswith("tuple") or "tuple[" in hint:

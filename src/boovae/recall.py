@@ -107,7 +107,7 @@ def _own(past: Past, count: int) -> Stream | str:
 def _found(settings: Settings, event: Event, data_dir: Path | None, source: str | None, download: bool) -> Stream | str:
     """Return the images that an event speaks of, or why they are not at hand."""
     if settings.dataset == "arrays" and source is None:
-        return "a saved estimator keeps none; in Python `BooVAE.load(...).score(images)` measures others"
+        return "a model of arrays keeps none; in Python `BooVAE.load(...).score(images)` measures others"
     try:
         stream = load_data(settings, data_dir, source, download=download)
     except InputError as error:

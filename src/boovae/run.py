@@ -20,6 +20,7 @@ from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.inspect import has_components, save_components
 from boovae.machine import choose_device, compiles, environment
+from boovae.methods import outside_digest
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.metrics.features import check_names
 from boovae.metrics.judges import Judges, judge
@@ -72,6 +73,7 @@ def train(
             names = [task.name for task in planned]
             run.event(run_event(settings, planned.shape, planned.pixel_range, names, planned.split_record))
         _check_stream(run, planned)
+        _check_method(run)
         if len(run.events("evaluation")) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
@@ -156,7 +158,7 @@ def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> No
 def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
     """Open a finished or stopped run without its data; the caller closes the run."""
     with ExitStack() as stack:
-        run = stack.enter_context(Run.open(folder, display))
+        run = stack.enter_context(Run.open(Path(folder), display))
         tensors, record = run.saved()
         trainer = make_trainer(run, choose_device(device))
         trainer.load_state(tensors, record)
@@ -177,6 +179,11 @@ def planned_tasks(stream: Stream, settings: Settings) -> Stream:
     if settings.tasks is not None and settings.tasks > len(stream):
         raise InputError(
             f"--tasks is {settings.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many"
+        )
+    if settings.binarize != stream.binarize:
+        raise InputError(
+            f"--binarize is {settings.binarize}, but the images of {stream.name} are {stream.binarize}: it belongs to "
+            "the data, load_stream and Stream.from_tasks have it too"
         )
     return stream[: settings.tasks]
 
@@ -225,12 +232,14 @@ def run_event(
     split: dict[str, Any],
 ) -> Event:
     """Return the first event of a run: what is learned, and from what."""
+    digest = outside_digest(settings.method)
     return {
         "event": "run",
         "format": FORMAT,
         "replicas": settings.replicas,
         "seeds": list(settings.seeds),
         "method": settings.method,
+        **({"method_digest": digest} if digest else {}),
         "dataset": settings.dataset,
         "shape": list(shape),
         "pixel_range": list(pixel_range),
@@ -241,9 +250,21 @@ def run_event(
 
 def _check_stream(run: Run, stream: Stream) -> None:
     """Refuse to continue a run on other data than it began with."""
+    names = [task.name for task in stream]
+    if run.head()["tasks"] != names:
+        raise InputError(f"{run.folder} was begun with tasks {', '.join(run.head()['tasks'])}, not {', '.join(names)}")
     if run.head()["split"] != json.loads(json.dumps(stream.split_record)):
         raise InputError(
             f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out"
+        )
+
+
+def _check_method(run: Run) -> None:
+    """Refuse to continue a run whose method's file says something else now."""
+    if run.head().get("method_digest", "") != outside_digest(run.settings.method):
+        raise InputError(
+            f"{run.folder} was begun with another version of the file that has {run.settings.method}: "
+            "put that one back, or choose another --out"
         )
 
 

@@ -41,7 +41,7 @@ SEARCHES: dict[str, dict[str, tuple[float, ...]]] = {
     "si": {"si_strength": (0.01, 0.1, 1.0, 10.0, 100.0)},
     "vcl": {"vcl_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "vcl_log_variance": (-12.0, -10.0, -9.0, -8.0, -7.0)},
 }
-#: Of a method from outside the package, these multiples of what its file has.
+#: Of a method from outside the package, these multiples of what its file has; if that is 0, these.
 MULTIPLES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 
@@ -147,7 +147,7 @@ def _what(settings: Settings, setting: str | None, values: Sequence[float] | Non
         if len(searches) != 1:
             raise InputError(
                 f"--method {settings.method} has {len(searches)} strengths to choose from; "
-                f"name one by --setting ({', '.join(next(iter(search)) for search in searches)})"
+                f"name one by --setting ({', '.join(name for search in searches for name in search)})"
             )
         setting = next(iter(searches[0]))
     known = {strength: values for search in searches for strength, values in search.items()}
@@ -165,4 +165,4 @@ def _search_of(name: str) -> dict[str, tuple[float, ...]]:
     """Return the strengths of a method and the values that are tried; none if it has none."""
     if name in SEARCHES:
         return SEARCHES[name]
-    return {own: tuple(value * many for many in MULTIPLES) for own, value in strengths_of(name).items()}
+    return {own: tuple((value or 1.0) * many for many in MULTIPLES) for own, value in strengths_of(name).items()}

@@ -103,7 +103,7 @@ def check_pixels(images: NDArray[Any], pixel_range: tuple[float, float], where: 
         raise InputError(f"{where}: NaN or infinite pixels, first in image {bad}; remove or repair these images")
     slack = 1e-6 * (high - low)
     if found_low < low - slack or found_high > high + slack:
-        remedy = "divide by 255 or hand in uint8" if found_high > 2 else "rescale them"
+        remedy = "divide by 255 or hand in uint8" if 127 < found_high <= 255 else "rescale them"
         raise InputError(
             f"{where}: pixels in [{found_low:g}, {found_high:g}], outside pixel_range [{low:g}, {high:g}]; "
             f"{remedy}, or pass the right pixel_range"

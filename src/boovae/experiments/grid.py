@@ -125,11 +125,12 @@ def plan(
 ) -> list[Cell]:
     """Return the cells of datasets x methods; every name and setting is checked before anything is trained.
 
-    `given` holds in every cell. `joint` becomes a run for each number of tasks: `joint_tasks`, or the usual ones.
+    `given` holds in every cell, strengths of a method in its own. `joint` becomes a run for each number of tasks:
+    `joint_tasks`, or the usual ones.
     """
     from boovae.data import DATASETS, PATH_FORMS
     from boovae.data.datasets import unknown_dataset
-    from boovae.methods import is_method, make_method
+    from boovae.methods import is_method, make_method, strengths_of
 
     for dataset in datasets:
         if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
@@ -146,11 +147,14 @@ def plan(
             )
     if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
         raise InputError("--joint-tasks is for joint, which is not among --methods; add it, or leave --joint-tasks out")
+    strengths = {name for variant in variants for name in strengths_of(variant.method)}
+    foreign = {variant.label: strengths - set(strengths_of(variant.method)) for variant in variants}
+    read = {label: {name: given[name] for name in given if name not in others} for label, others in foreign.items()}
     cells = [
         cell
         for dataset in datasets
         for variant in variants
-        for cell in _cells(dataset, variant, {**given, "tasks": tasks}, joint_tasks)
+        for cell in _cells(dataset, variant, {**read[variant.label], "tasks": tasks}, joint_tasks)
     ]
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense

@@ -9,7 +9,9 @@ import hashlib
 import importlib.util
 import math
 import os
+import re
 import sys
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +61,8 @@ _run: set[str] = set()
 
 def register(method: type[Method]) -> type[Method]:
     """Add a method from outside the package; also a class decorator."""
-    if not method.name or "+" in method.name:
-        raise InputError(f"{method.__name__}.name is {method.name!r}; it must be a name without '+'")
+    if not re.fullmatch(r"[\w-]+", method.name):
+        raise InputError(f"{method.__name__}.name is {method.name!r}; use letters, digits, '_' and '-'")
     if any(known.name == method.name and known is not method for known in ALL):
         raise InputError(f"{method.__name__}.name is {method.name!r}, which boovae has itself; choose another name")
     if method.memory is not Method.memory and method.load_memory is Method.load_memory:
@@ -72,6 +74,8 @@ def register(method: type[Method]) -> type[Method]:
 
 def _check_strengths(method: type[Method]) -> None:
     """Refuse numbers of a method's own that could not be told from other settings."""
+    if not isinstance(method.strengths, Mapping):
+        raise InputError(f"{method.__name__}.strengths is {method.strengths!r}; use a dictionary, name to number")
     taken = {field.name: "a setting of boovae" for field in fields(Settings)}
     taken |= {name: f"a strength of {other.name}" for other in METHODS.values() for name in other.strengths}
     for name in METHODS[method.name].strengths if method.name in METHODS else ():
@@ -120,14 +124,17 @@ def make_method(settings: Settings) -> Method:
 
 
 def settings_read(settings: Settings) -> Settings:
-    """Return the settings with those that the method never reads at their defaults.
+    """Return the settings with those that the method never reads, and strengths that are as in its file, left out.
 
     >>> settings_read(Settings(method="ewc", boo_steps=7)) == Settings(method="ewc")
     True
     """
     others = never_read(settings.method)
     defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name in others}
-    return replace(settings, **defaults)
+    usual = strengths_of(settings.method)
+    given = own_strengths(settings.strengths)
+    changed = tuple(f"{name}={value}" for name, value in given.items() if usual.get(name) != value)
+    return replace(settings, **defaults, strengths=changed)
 
 
 def never_read(method: str) -> frozenset[str]:

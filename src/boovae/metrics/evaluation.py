@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from boovae.errors import InputError, unknown_name
 from boovae.machine import matmul_precision
 from boovae.metrics.cost import ledger
 from boovae.metrics.diversity import diversity
@@ -31,6 +32,13 @@ METRICS = ("nll", "diversity", "frechet")
 ON_FEATURES = frozenset({"frechet", "fid"})
 
 
+def check_metrics(metrics: Sequence[str]) -> None:
+    """Refuse what cannot be measured."""
+    for name in metrics:
+        if name not in (known := {*METRICS, *ON_FEATURES}):
+            raise unknown_name("metric", str(name), known)
+
+
 @torch.no_grad()
 def generate(trainer: Trainer, count: int, purpose: str = "samples", task: int | None = None) -> Tensor:
     """Return `count` mean images from each replica's prior, (R, count, D); with `task`, from that task's part alone.
@@ -39,6 +47,10 @@ def generate(trainer: Trainer, count: int, purpose: str = "samples", task: int |
     the model must know the task, all tasks take turns.
     """
     replicas, method = trainer.replicas, trainer.method
+    if task is not None and not 0 <= task < max(trainer.tasks_done, 1):
+        raise InputError(f"task is {task}; this model has learned tasks 0 to {trainer.tasks_done - 1}")
+    if count < 1:
+        raise InputError(f"count is {count}; it must be a whole number of at least 1")
     generators = Generators(replicas.seeds, replicas.device)
     draws = {
         "uniform": Draw("uniform", (count,)),
@@ -71,6 +83,9 @@ def evaluate(
     A task is None where its images are not at hand: its numbers are None, and so is what would need them. `references`
     are what samples are compared with on features; the classifier's, if not given.
     """
+    check_metrics(metrics)
+    if len(tasks) != trainer.tasks_done:
+        raise InputError(f"tasks: {len(tasks)} of them, but {trainer.tasks_done} are learned; hand in just those")
     settings = trainer.settings
     present = [task for task in tasks if task is not None]
     if references is None:
@@ -145,16 +160,18 @@ def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str
     Fewer importance samples give a higher NLL, so one from another number of them does not count as measured.
     """
     nothing: list[float | None] = [None] * len(trainer.replicas)
-    samples = history[-1]["nll"]["samples"]
-    alike = [event.get("nll", {}).get("samples") == samples for event in history]
+    last = history[-1]
+    alike = {
+        event["seen"]: event["nll"]
+        for event in history
+        if event.get("nll", {}).get("samples") == last["nll"]["samples"]
+    }
 
     def rows(key: str) -> list[list[list[float | None]]]:
-        return [
-            event["nll"][key] if same else [nothing] * event["seen"] for event, same in zip(history, alike, strict=True)
-        ]
+        return [alike[seen][key] if seen in alike else [nothing] * seen for seen in range(1, last["seen"] + 1)]
 
     own, pooled = rows("own"), rows("per_task")
-    sizes = [1] * len(history) if trainer.settings.boo_masses == "equal" else trainer.sizes
+    sizes = [1] * last["seen"] if trainer.settings.boo_masses == "equal" else trainer.sizes
     change = forgetting(own, pooled, sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
     return {
         "own": [listed(row.numpy()) for row in change.own],

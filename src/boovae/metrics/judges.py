@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from boovae.metrics.classifier import Classifier, trained_classifier
-from boovae.metrics.evaluation import ON_FEATURES
+from boovae.metrics.evaluation import ON_FEATURES, check_metrics
 from boovae.metrics.features import make_features
 from boovae.metrics.reference import Reference
 
@@ -35,6 +35,7 @@ def judge(
 
     A classifier that must be trained first tells `say` how far it is.
     """
+    check_metrics(metrics)
     compares = bool(ON_FEATURES & set(metrics))
     wanted = "diversity" in metrics or (compares and "classifier" in features)
     classifier = None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils import _pytree as pytree
 
+from boovae.errors import InputError
 from boovae.training.randomness import seed_for
 from boovae.vae import VAE
 
@@ -112,6 +113,12 @@ class Replicas:
     def map(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(model, *arguments)` of every replica, stacked: tensors in and out have a leading axis R."""
         tensors = self.tensors()
+        for tensor in pytree.tree_leaves(arguments):
+            if isinstance(tensor, Tensor) and tensor.shape[:1] != (len(self),):
+                raise InputError(
+                    f"a tensor of shape {tuple(tensor.shape)} for {len(self)} replicas; it must begin with their "
+                    "number: expand what is the same for all"
+                )
 
         def of_one(tensors: dict[str, Tensor], *arguments: Any) -> Any:
             return self.call(tensors, function, *arguments)

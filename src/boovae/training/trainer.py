@@ -15,7 +15,7 @@ from boovae import augment
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.likelihoods import make_likelihood
-from boovae.machine import matmul_precision, one_thread
+from boovae.machine import choose_device, matmul_precision, one_thread
 from boovae.methods import TaskImages, make_method
 from boovae.methods.base import default_prior
 from boovae.nets import make_nets
@@ -29,6 +29,10 @@ from boovae.vae import VAE
 
 if TYPE_CHECKING:
     from boovae.data import Task
+
+
+#: What a batch and a loss are made of; a method's draws and penalties have other names.
+BATCH, LOSS = frozenset({"x", "weight", "kl_weight", "state"}), ("loss", "reconstruction", "kl")
 
 
 class Trainer:
@@ -53,7 +57,7 @@ class Trainer:
         """`seeds` and `candidates` (values of a setting), one per replica, are for comparing settings side by side."""
         self.settings = settings
         self.shape, self.pixel_range, self.binarize = shape, pixel_range, binarize
-        self.device = torch.device(device)
+        self.device = choose_device(device) if isinstance(device, str) else device
         self.compile = compile
         self.likelihood = make_likelihood(settings.likelihood, pixel_range)
         augment.check(settings, shape, binarize)
@@ -66,6 +70,9 @@ class Trainer:
         self.method = make_method(settings)
         self.method.compare(candidates or {})
         self.replicas = Replicas(self.build, seeds or settings.seeds, self.device)
+        for name, values in (candidates or {}).items():
+            if len(values) != len(self.replicas):
+                raise InputError(f"candidates: {len(values)} values of {name} for {len(self.replicas)} replicas")
         self.engine = Engine(
             self.replicas, self.objective, track=self.method.track if self.method.tracks else None, compile=compile
         )
@@ -76,6 +83,7 @@ class Trainer:
         self.epoch = self.block = 0
         self.task_steps = 0
         self._resume: Callable[[], None] | None = None
+        self._unfinished = ""  # the task that `learn` was in when it was broken off
 
     def build(self) -> VAE:
         """Return one model as the settings describe it."""
@@ -119,6 +127,9 @@ class Trainer:
         reconstruction, kl = ((part * (weight / samples)).sum() for part in bound)
         loss = reconstruction + kl_weight * kl if tight is None else (tight * weight).sum()
         penalties = self.method.penalty(model, batch)
+        for name in LOSS:
+            if name in penalties:
+                raise InputError(f"method '{self.method.name}': a penalty is called '{name}', which every loss has")
         loss = loss + sum(penalties.values())
         return {"loss": loss, "reconstruction": reconstruction, "kl": kl, **penalties}
 
@@ -132,17 +143,24 @@ class Trainer:
             draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
         if training:
             draws |= augment.draws(self.settings, batch_size)
-            draws |= self.method.training_draws(batch_size)
-        return draws | self.method.draws(batch_size)
+        own = self.method.draws(batch_size) | (self.method.training_draws(batch_size) if training else {})
+        for name in own.keys() & (draws.keys() | BATCH):
+            raise InputError(f"method '{self.method.name}': a draw is called '{name}', which every batch has")
+        return draws | own
 
     # --- one task -----------------------------------------------------------------------------------------------
 
     def learn(self, task: Task, observer: Observer | None = None) -> None:
         """Learn one task; continues in its middle if `load_state` put us there. `observer` is told what happens."""
+        if self._unfinished:
+            raise InputError(
+                f"task '{self._unfinished}' was broken off in its middle: load_state of what `state` returned before, "
+                "or a new Trainer"
+            )
         observer = observer or Unwatched()
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
-            resumed = self.control is not None
+            self._unfinished, resumed = task.name, self.control is not None
             if not resumed:
                 observer.event(task_start(self.tasks_done, task))
                 self.epoch = self.block = self.task_steps = 0
@@ -154,9 +172,11 @@ class Trainer:
                 self._train_epoch(images, observer)
                 self._end_epoch(images, observer)
             self._finish(images, observer)
+            self._unfinished = ""
 
     def _task_images(self, task: Task) -> TaskImages:
         index = self.tasks_done
+        self._check_pixels(task)
         train, valid = (split.images.to(self.device) for split in (task.train, task.valid))
         for split, count in (("training", len(train)), ("validation", len(valid))):
             if count == 0:
@@ -171,11 +191,34 @@ class Trainer:
         images = TaskImages(index, task.name, train, valid, len(train), tuple(self.sizes))
         return self.method.images(self.replicas, images)
 
+    def _check_pixels(self, task: Task) -> None:
+        """Refuse images that this model cannot have learned or will learn wrongly."""
+        low, high = self.pixel_range
+        slack = 1e-5 * (high - low)
+        for images in (task.train.images, task.valid.images):
+            if images.ndim != 2 or images.shape[1] != math.prod(self.shape):
+                raise InputError(
+                    f"task '{task.name}' has images of {tuple(images.shape[1:])} pixels, this model has "
+                    f"{math.prod(self.shape)}; make the Trainer with the shape of the stream"
+                )
+            bounded = self.settings.decoder_bounds and len(images) > 0  # other numbers have no range
+            if bounded and not low - slack <= images.min() <= images.max() <= high + slack:
+                raise InputError(
+                    f"task '{task.name}' has pixels in [{images.min():g}, {images.max():g}], outside pixel_range "
+                    f"[{low:g}, {high:g}] of this model; make the Trainer with that of the stream"
+                )
+
     def _begin(self, images: TaskImages) -> None:
         """Prepare a task, or take it up again where a checkpoint left it."""
         settings = self.settings
         self._start = self._model_tensors()
         self.method.begin_task(self.replicas, images)
+        for name, tensor in self.method.state().items():
+            if tensor.shape[:1] != (len(self.replicas),):
+                raise InputError(
+                    f"method '{self.method.name}': '{name}' of its state has shape {tuple(tensor.shape)}; it must "
+                    f"begin with the number of replicas, {len(self.replicas)}"
+                )
         chunk = validation_chunk(images.valid.shape[-2])
         chunks = -(-images.valid.shape[-2] // chunk)
         noise = self.generators.draw_all(self.draws(chunk, training=False), images.index, "valid", steps=chunks)
@@ -350,6 +393,7 @@ class Trainer:
         """Take back what `state` returned; `learn` then goes on with the task it was in."""
         with refused():
             self._load_state(tensors, record)
+        self._unfinished = ""
 
     def _load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         count = len(self.replicas)
