@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from boovae.data import load_stream
 from boovae.errors import InputError
 from boovae.metrics.evaluation import evaluate, generate
+from boovae.run import train
 from boovae.training import replicas as replicas_module
 from boovae.training.engine import Batch
 from boovae.training.events import Event
 from boovae.training.randomness import Draw
 from boovae.training.trainer import Trainer
 from boovae.vae import VAE
-from conftest import Recorder
+from conftest import Recorder, tiny
 from small import PIXELS, make_task, make_trainer, random_images
 
 
@@ -328,3 +331,15 @@ def test_pseudo_inputs_of_a_vamp_prior_are_not_one_and_the_same() -> None:
     inputs = trainer.replicas.map(lambda model: model.prior.pseudo_inputs)
     assert torch.pdist(inputs.flatten(0, 1)).min() > 0.1  # of all components and replicas
     assert 0.1 < inputs.std() < 0.2
+
+
+def test_a_run_keeps_to_the_tasks_and_the_kind_of_images_it_began_with(tmp_path: Path) -> None:
+    settings = tiny(tasks=None, epochs=1)
+    stream = load_stream("digits", limit=24)[:3]
+    folder = train(settings, stream[:2], tmp_path / "run", device="cpu", metrics=("nll",))
+    assert train(settings, stream[:2], folder, device="cpu", metrics=("nll",)) == folder  # it is finished
+    with pytest.raises(InputError, match="was begun with tasks 0, 1, not 0, 1, 2"):
+        train(settings, stream, folder, device="cpu", metrics=("nll",))
+    with pytest.raises(InputError, match="--binarize is dynamic, but the images of digits are none"):
+        train(tiny(tasks=None, binarize="dynamic"), stream, tmp_path / "other", device="cpu")
+    assert not (tmp_path / "other").exists()
