@@ -33,7 +33,7 @@ from boovae.arguments import (
     command_line,
     settings_of,
 )
-from boovae.config import Settings, folder_name, own_strengths, read_toml, resolve
+from boovae.config import Settings, folder_name, own_strengths, read_toml, resolve, strength_texts
 from boovae.errors import BoovaeError, InputError, RunError, unknown_name
 from boovae.experiments.verbs import bench, latent_map, replay, toy
 from boovae.show import print_components, print_rows, print_table, spread
@@ -346,7 +346,7 @@ def parsed(verb: str, words: list[str]) -> Any:
     asked = tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
     if default is not None and default.strengths:  # a flag replaces what it names, not all that the file has
         both = {**own_strengths(default.strengths), **own_strengths(asked.strengths)}
-        asked = dataclasses.replace(asked, strengths=tuple(f"{name}={value}" for name, value in both.items()))
+        asked = dataclasses.replace(asked, strengths=strength_texts(both))
     return asked
 
 

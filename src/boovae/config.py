@@ -196,7 +196,7 @@ class Settings:
         for item in fields(Settings):
             if getattr(self, item.name) is not None:
                 _typed(item.name, getattr(self, item.name))
-        alike = tuple(f"{name}={value!r}" for name, value in sorted(own_strengths(self.strengths).items()))
+        alike = strength_texts(own_strengths(self.strengths))
         object.__setattr__(self, "strengths", alike)  # 3 and 3.0 are one value, and one run folder
         for names, good, wanted in _RULES:
             for name in names.split():
@@ -246,6 +246,15 @@ def own_strengths(texts: Sequence[str]) -> dict[str, float]:
         if not name or not math.isfinite(found[name]):
             raise InputError(f"--strengths has {text!r}; it must be NAME=NUMBER, a finite one")
     return found
+
+
+def strength_texts(values: Mapping[str, float]) -> tuple[str, ...]:
+    """Return numbers as --strengths takes them.
+
+    >>> strength_texts({"push": 0.01, "pull": 3})
+    ('pull=3.0', 'push=0.01')
+    """
+    return tuple(f"{name}={float(value)!r}" for name, value in sorted(values.items()))
 
 
 def flag(name: str) -> str:
@@ -353,8 +362,7 @@ def _with_strengths(checked: Mapping[str, Any], others: Mapping[str, Any], known
             raise unknown_name("setting", str(name), known | set(own))
         if not _is(float, value):
             raise InputError(f"{name} is {value!r}; it must be a number")
-    given: dict[str, Any] = {**own_strengths(checked.get("strengths", ())), **others}
-    return tuple(f"{name}={value}" for name, value in given.items())
+    return strength_texts({**own_strengths(checked.get("strengths", ())), **others})
 
 
 def _typed(name: str, value: Any) -> Any:

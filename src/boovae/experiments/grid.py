@@ -130,11 +130,37 @@ def plan(
     """
     from boovae.data import DATASETS, PATH_FORMS
     from boovae.data.datasets import unknown_dataset
-    from boovae.methods import is_method, make_method, strengths_of
+    from boovae.methods import make_method, strengths_of
 
     for dataset in datasets:
         if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
             raise unknown_dataset(dataset, "dataset (--datasets)")
+    variants = _variants(methods)
+    if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
+        raise InputError("--joint-tasks is for joint, which is not among --methods; add it, or leave --joint-tasks out")
+    own = {variant.method: strengths_of(variant.method) for variant in variants}
+    strengths = {name for names in own.values() for name in names}
+
+    def read(method: str) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name in own[method] or name not in strengths}
+
+    cells = [
+        cell
+        for dataset in datasets
+        for variant in variants
+        for cell in _cells(dataset, variant, {**read(variant.method), "tasks": tasks}, joint_tasks)
+    ]
+    for cell in cells:
+        make_method(cell.settings)  # refuses combinations that make no sense
+        if cell.settings.dataset in DATASETS and cell.settings.borders is None:
+            _check_tasks(cell, DATASETS[cell.settings.dataset].class_names)
+    return cells
+
+
+def _variants(methods: Sequence[str]) -> list[Variant]:
+    """Return what `--methods` names, each under a name of its own."""
+    from boovae.methods import is_method
+
     variants = [Variant.parse(text) for text in methods]
     labels = [variant.label for variant in variants]
     if len(set(labels)) < len(labels):
@@ -145,22 +171,7 @@ def plan(
                 f"--methods: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "
                 "would compare it with other numbers of the paper: choose another name"
             )
-    if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
-        raise InputError("--joint-tasks is for joint, which is not among --methods; add it, or leave --joint-tasks out")
-    strengths = {name for variant in variants for name in strengths_of(variant.method)}
-    foreign = {variant.label: strengths - set(strengths_of(variant.method)) for variant in variants}
-    read = {label: {name: given[name] for name in given if name not in others} for label, others in foreign.items()}
-    cells = [
-        cell
-        for dataset in datasets
-        for variant in variants
-        for cell in _cells(dataset, variant, {**read[variant.label], "tasks": tasks}, joint_tasks)
-    ]
-    for cell in cells:
-        make_method(cell.settings)  # refuses combinations that make no sense
-        if cell.settings.dataset in DATASETS and cell.settings.borders is None:
-            _check_tasks(cell, DATASETS[cell.settings.dataset].class_names)
-    return cells
+    return variants
 
 
 def _check_tasks(cell: Cell, classes: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from boovae.config import Settings, own_strengths
+from boovae.config import Settings, own_strengths, strength_texts
 from boovae.errors import InputError, unknown_name
 from boovae.methods.base import Combination, Method, TaskImages
 from boovae.methods.boo import Boo
@@ -131,10 +131,9 @@ def settings_read(settings: Settings) -> Settings:
     """
     others = never_read(settings.method)
     defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name in others}
-    usual = strengths_of(settings.method)
-    given = own_strengths(settings.strengths)
-    changed = tuple(f"{name}={value}" for name, value in given.items() if usual.get(name) != value)
-    return replace(settings, **defaults, strengths=changed)
+    usual, given = strengths_of(settings.method), own_strengths(settings.strengths)
+    changed = {name: value for name, value in given.items() if usual.get(name) != value}
+    return replace(settings, **defaults, strengths=strength_texts(changed))
 
 
 def never_read(method: str) -> frozenset[str]:

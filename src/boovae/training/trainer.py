@@ -213,7 +213,8 @@ class Trainer:
         settings = self.settings
         self._start = self._model_tensors()
         self.method.begin_task(self.replicas, images)
-        for name, tensor in self.method.state().items():
+        state = self.method.state()
+        for name, tensor in state.items():
             if tensor.shape[:1] != (len(self.replicas),):
                 raise InputError(
                     f"method '{self.method.name}': '{name}' of its state has shape {tuple(tensor.shape)}; it must "
@@ -226,7 +227,7 @@ class Trainer:
             images.train,
             images.valid,
             settings.batch_of(images.train.shape[-2]),
-            self.method.state(),
+            state,
             noise,
             settled=self.method.tasks_seen >= self.method.settled_by,
             block=self._block_length(),
