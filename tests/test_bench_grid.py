@@ -15,9 +15,10 @@ from bench_parts import GIVEN, made_up
 from boovae.cli import main
 from boovae.config import Settings, folder_name, resolve
 from boovae.errors import InputError
-from boovae.experiments import bench, grid
+from boovae.experiments import bench, grid, paper_bench
 from boovae.experiments.grid import Cell, Summary, Variant, open_folder, plan, read_summary
 from boovae.experiments.paper import METHODS
+from boovae.experiments.request import Request
 from boovae.recall import load_data
 
 
@@ -192,6 +193,18 @@ def test_tables_alone_need_the_summaries_alone(tmp_path: Path, capsys: pytest.Ca
     assert "not finished, so left out: mnist ewc" in said.err
     assert "| 10 | **90.0 (0.0)** / " in (results / "nll.md").read_text()
     assert "left out: mnist ewc." in (results / "report.html").read_text()
+
+
+def test_tables_show_what_is_finished_of_joint_beyond_the_usual_numbers(tmp_path: Path) -> None:
+    for cell in plan(["digits"], ["joint"], {}, 10, [5, 7]):
+        (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell)))
+
+    def numbers(asked: tuple[int, ...] | None) -> list[int]:
+        request = Request("paper", ["digits"], ["boo", "joint"], 10, {}, tmp_path, tmp_path, "", joint_tasks=asked)
+        return sorted(cell.tasks for cell in paper_bench.plan(request) if cell.label == "joint")
+
+    assert numbers(None) == [2, 5, 7, 10]
+    assert numbers((2, 3)) == [2, 3]  # who names them gets those
 
 
 def test_tables_of_nothing_do_not_replace_good_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
