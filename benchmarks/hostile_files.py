@@ -29,7 +29,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
-import boovae.run_folder
 from boovae.cli import _events
 from boovae.config import Settings, resolve
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
@@ -39,6 +38,7 @@ from boovae.metrics.evaluation import generate
 from boovae.report import write_csv, write_report
 from boovae.run import load_trainer, train
 from boovae.run_folder import Run
+from boovae.training import checkpoint
 from boovae.training.checkpoint import _checksum
 from boovae.training.trainer import Trainer
 
@@ -284,7 +284,7 @@ def _late(number: int, frame: object) -> None:
 
 def try_files(folder: Path, count: int, seed: int = 0) -> Outcome:
     """Try so many files of each kind; the process should be one of its own, its memory is limited from now on."""
-    boovae.run_folder.CHECKPOINT_SECONDS = 0.0
+    checkpoint.CHECKPOINT_SECONDS = 0.0
     files, outcome = Range(folder, seed), Outcome()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))

@@ -27,8 +27,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-import boovae.run_folder
 from boovae.cli import main
+from boovae.training import checkpoint
 
 SMALL = (
     "--dataset digits --net mlp:24 --latent-dim 4 --limit 40 --tasks 3 --batch-size 8 --replicas 2 --epochs 12 "
@@ -132,7 +132,7 @@ def live(words: list[str], output: str, moment: str | None, number: int, waiting
     descriptor = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    boovae.run_folder.CHECKPOINT_SECONDS = CHECKPOINT_SECONDS
+    checkpoint.CHECKPOINT_SECONDS = CHECKPOINT_SECONDS
 
     def stop() -> None:
         waiting.send_bytes(b"here")

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
-import boovae.run_folder
 from boovae.config import Settings, resolve
 from boovae.data import Stream, Task, load_stream
 from boovae.distributions import DiagonalMixture
 from boovae.run import train
 from boovae.run_folder import Run
+from boovae.training import checkpoint
 from boovae.training import replicas as replicas_module
 from boovae.training.events import Event, Interrupted
 from boovae.training.trainer import Trainer
@@ -273,7 +273,7 @@ def harmless_kills(digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def with_kills(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch, lives: Iterator[int]) -> int:
     """Do some work to the end although the process dies after so many blocks; return how often it died."""
-    monkeypatch.setattr(boovae.run_folder, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
     checkpointing, kills = Run.block, 0
     while True:
         left = next(lives)

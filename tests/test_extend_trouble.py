@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import boovae.run_folder
 from boovae.cli import main
 from boovae.data import Stream, load_stream
 from boovae.errors import InputError, RunError
@@ -19,6 +18,7 @@ from boovae.extend import extend
 from boovae.report.read import read_run
 from boovae.run import train
 from boovae.run_folder import Run
+from boovae.training import checkpoint
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 from conftest import Killed, tiny, with_kills
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused_and_the_run_untouched(
 
 
 def test_a_run_in_the_middle_is_refused(digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boovae.run_folder, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
 
     def die(run: Run, trainer: Trainer, event: Event) -> None:
         if trainer.tasks_done == 1 and trainer.epoch == 2:

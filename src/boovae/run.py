@@ -94,7 +94,6 @@ def advance(run: Run, trainer: Trainer, tasks: Sequence[Task | None], judges: Ju
         evaluated = len(evaluations) < trainer.tasks_done
         if evaluated:
             began = time.monotonic()
-            progress = _watched(run)
             event = evaluate(
                 trainer,
                 tasks[: trainer.tasks_done],
@@ -102,10 +101,12 @@ def advance(run: Run, trainer: Trainer, tasks: Sequence[Task | None], judges: Ju
                 evaluations,
                 metrics=metrics,
                 references=judges.references,
-                progress=progress,
+                tallies=run.tallies,
+                progress=_watched(run, trainer),
             )
             evaluations.append(event)
             run.event(event)
+            run.tallies.clear()
             save_samples(trainer, run.folder / "samples" / f"task_{event['task']:02d}.png")
             if has_components(trainer):
                 save_components(run, trainer)
@@ -268,10 +269,9 @@ def _check_method(run: Run) -> None:
         )
 
 
-def _watched(run: Run) -> Callable[[float], None]:
+def _watched(run: Run, trainer: Trainer) -> Callable[[float], None]:
     def progress(share: float) -> None:
-        if run.stop_requested:
-            raise Interrupted
+        run.block(trainer)
         run.display.evaluating(share)
 
     return progress

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from boovae.config import Settings, from_mapping, read_toml, to_toml
 from boovae.errors import InputError
 from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
+from boovae.metrics import tally
 from boovae.progress import Display, Silent
 from boovae.report.log import checked, read_events
-from boovae.training.checkpoint import load_checkpoint, save_checkpoint
+from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
-from boovae.training.saved import logged
+from boovae.training.saved import logged, refused
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
     from boovae.data import Task
     from boovae.trackers import Follower
-
-#: Seconds between two checkpoints within a task: at most this much work is ever repeated.
-CHECKPOINT_SECONDS = 30.0
 
 
 class Run:
@@ -38,9 +36,10 @@ class Run:
         self.display = display or Silent()
         self.stop_requested = False
         self.follower: Follower | None = None
+        self.tallies: dict[str, tally.Tally] = {}  # of the evaluation that is going on
         self._lines: list[str] = []
         self._untold: list[Event] = []  # events since the last checkpoint
-        self._saved = time.monotonic()
+        self._saved = self._asked = time.monotonic()
         self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
         self._began: float | None = None
         self._lock = hold_folder(folder)
@@ -142,11 +141,12 @@ class Run:
         self.display.note(text)
 
     def block(self, trainer: Trainer) -> None:
-        """Checkpoint if it is time; leave if asked to."""
+        """Checkpoint if it is time; leave if asked to. Also between two steps of an evaluation."""
         if self.stop_requested:
             self.checkpoint(trainer)
             raise Interrupted
-        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+        lasted, self._asked = time.monotonic() - self._asked, time.monotonic()
+        if due(self._saved, ahead=lasted):  # the next block may last as long as this one
             self.checkpoint(trainer)
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
@@ -154,10 +154,11 @@ class Run:
         self.display.epoch(event)
 
     def checkpoint(self, trainer: Trainer) -> None:
-        """Write a checkpoint that knows how long the log was."""
+        """Write a checkpoint that knows how long the log was, and how far an evaluation is."""
         tensors, record = trainer.state()
-        record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds}
-        save_checkpoint(self.folder / "checkpoint", tensors, record)
+        counted, plans = tally.state(self.tallies)
+        record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds, **plans}
+        save_checkpoint(self.folder / "checkpoint", tensors | counted, record)
         self._saved = time.monotonic()
         untold, self._untold = self._untold, []
         if self.follower is not None:
@@ -191,6 +192,8 @@ class Run:
             tensors, record = loaded
             trainer.load_state(tensors, record)
             length, self._task_seconds = logged(record)
+            with refused():
+                self.tallies = tally.load_state(tensors, record)
         path = self.folder / "metrics.jsonl"
         with appending(path) as file:
             if file.tell() < length:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +18,10 @@ from boovae.metrics.forgetting import forgetting
 from boovae.metrics.likelihood import LogLikelihood, log_likelihood
 from boovae.metrics.posterior import posterior_health
 from boovae.metrics.reference import Reference
+from boovae.metrics.tally import Tally
 from boovae.training.events import listed
 from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import drawn_images
+from boovae.training.replicas import Replicas, drawn_images
 
 if TYPE_CHECKING:
     from boovae.data import Task
@@ -76,17 +77,20 @@ def evaluate(
     *,
     metrics: Sequence[str] = METRICS,
     references: Sequence[Reference] | None = None,
+    tallies: MutableMapping[str, Tally] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
     """Return the evaluation event after the tasks seen; `history` holds the earlier ones, for forgetting.
 
     A task is None where its images are not at hand: its numbers are None, and so is what would need them. `references`
-    are what samples are compared with on features; the classifier's, if not given.
+    are what samples are compared with on features; the classifier's, if not given. `progress` is called after every
+    step of what takes long, and `tallies` then hold all that was done so far: handed in again, it is not repeated.
     """
     check_metrics(metrics)
     if len(tasks) != trainer.tasks_done:
         raise InputError(f"tasks: {len(tasks)} of them, but {trainer.tasks_done} are learned; hand in just those")
     settings = trainer.settings
+    progress, tallies = progress or (lambda share: None), {} if tallies is None else tallies
     present = [task for task in tasks if task is not None]
     if references is None:
         references = [Reference(ClassifierFeatures(classifier))] if classifier is not None else []
@@ -95,7 +99,7 @@ def evaluate(
     event: dict[str, Any] = {"event": "evaluation", "task": len(tasks) - 1, "seen": len(tasks)}
     with matmul_precision(trainer.device):
         if "nll" in metrics:
-            event["nll"] = _nll(trainer, tasks, settings.samples, progress)
+            event["nll"] = _nll(trainer, tasks, settings.samples, progress, tallies)
             event["forgetting"] = _forgetting([*history, event], trainer)
         counts_classes = "diversity" in metrics and classifier is not None
         compares = bool(ON_FEATURES & set(metrics)) and bool(references)
@@ -103,7 +107,7 @@ def evaluate(
         if counts_classes and classifier is not None:
             event["diversity"] = _diversity(classifier.features(samples), present, classifier)
         if compares:
-            event["frechet"] = _frechet(samples, present, references)
+            event["frechet"] = _frechet(samples, present, references, progress, tallies)
         if classifier is not None and (counts_classes or compares):
             event["classifier"] = {"accuracy": classifier.accuracy, "digest": classifier.digest}
     event["posterior"] = posterior_health(trainer, tasks)
@@ -112,13 +116,17 @@ def evaluate(
 
 
 def _nll(
-    trainer: Trainer, tasks: Sequence[Task | None], samples: int, progress: Callable[[float], None] | None
+    trainer: Trainer,
+    tasks: Sequence[Task | None],
+    samples: int,
+    progress: Callable[[float], None],
+    tallies: MutableMapping[str, Tally],
 ) -> dict[str, Any]:
     parts = [None if task is None else task.test.images for task in tasks]
     images = torch.cat([part for part in parts if part is not None]).to(trainer.device)
     sizes = [0 if part is None else len(part) for part in parts]
     owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
-    result = log_likelihood_of_tasks(trainer, images, owners, samples, progress)
+    result = log_likelihood_of_tasks(trainer, images, owners, samples, progress, tallies)
 
     def per_task(values: Tensor) -> list[list[float | None]]:
         return [listed(part.mean(1).numpy()) for part in values.double().cpu().split(sizes, dim=1)]
@@ -134,24 +142,40 @@ def _nll(
 
 
 def log_likelihood_of_tasks(
-    trainer: Trainer, images: Tensor, owners: Tensor, samples: int, progress: Callable[[float], None] | None
+    trainer: Trainer,
+    images: Tensor,
+    owners: Tensor,
+    samples: int,
+    progress: Callable[[float], None],
+    tallies: MutableMapping[str, Tally] | None = None,
 ) -> LogLikelihood:
     """Return the likelihood of images (n, D) of tasks (n,), each under the model as it is for its task."""
-    replicas, method = trainer.replicas, trainer.method
-    if not method.knows_task:
-        return log_likelihood(replicas, images, samples, tasks=owners, compile=trainer.compile, progress=progress)
-    parts = []
-    present = owners.unique().tolist()
-    for done, task in enumerate(present):
-        mine = owners == task
-        parts.append(
-            log_likelihood(
-                method.view(replicas, task), images[mine], samples, tasks=owners[mine], compile=trainer.compile
-            )
+    replicas, method, tallies = trainer.replicas, trainer.method, {} if tallies is None else tallies
+    present, counts = (column.tolist() for column in owners.unique(return_counts=True))
+    parts: list[tuple[str, Replicas, Tensor | slice]]
+    if method.knows_task:
+        parts = [(f"nll {task}", method.view(replicas, task), owners == task) for task in present]
+    else:  # a tally is of just these images: other tasks may be at hand when it goes on
+        name = " ".join(["nll", *(f"{task}:{count}" for task, count in zip(present, counts, strict=True))])
+        parts = [(name, replicas, slice(None))]
+    found = [
+        log_likelihood(
+            view,
+            images[mine],
+            samples,
+            tasks=owners[mine],
+            compile=trainer.compile,
+            tally=tallies.setdefault(name, Tally()),
+            progress=_within(progress, done, len(parts)),
         )
-        if progress is not None:
-            progress((done + 1) / len(present))
-    return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
+        for done, (name, view, mine) in enumerate(parts)
+    ]
+    return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*found, strict=True)))
+
+
+def _within(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
+    """Return what tells `progress` of one part, when so many of the parts are done."""
+    return lambda share: progress((done + share) / parts)
 
 
 def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str, Any]:
@@ -194,11 +218,19 @@ def _diversity(features: Tensor, tasks: Sequence[Task], classifier: Classifier) 
     }
 
 
-def _frechet(samples: Tensor, tasks: Sequence[Task], references: Sequence[Reference]) -> dict[str, Any]:
+def _frechet(
+    samples: Tensor,
+    tasks: Sequence[Task],
+    references: Sequence[Reference],
+    progress: Callable[[float], None],
+    tallies: MutableMapping[str, Tally],
+) -> dict[str, Any]:
     """Return how near samples (R, N, D) are to the images of the tasks seen, on the features of each network."""
     sets: dict[str, dict[str, Any]] = {}
     for reference in references:
-        scores = reference.compare(samples, tasks)
+        tally = tallies.setdefault(f"frechet {reference.network.name}", Tally())
+        # The likelihood took most of the time: the share that is done stays at all.
+        scores = reference.compare(samples, tasks, tally, lambda share: progress(1.0))
         numbers = {name: listed(values.cpu().numpy()) for name, values in scores._asdict().items()}
         images = sum(len(task.test.images) for task in tasks)
         sets[reference.network.name] = {

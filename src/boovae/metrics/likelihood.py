@@ -8,6 +8,7 @@ numbers are the same for every image (common random numbers), so an image's scor
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from boovae.distributions import LOG_TWO_PI, DiagonalNormal
 from boovae.errors import InputError
+from boovae.metrics.tally import Tally
 from boovae.nets import ConvDecoder
 from boovae.training.randomness import seed_for
 from boovae.training.replicas import Replicas
@@ -39,12 +41,14 @@ class LogLikelihood(NamedTuple):
     effective_samples: Tensor
 
 
-class _Weights(NamedTuple):
-    """log Σ w, the same under the own part of the prior, and log Σ w², each (images,)."""
+class _Chunk(NamedTuple):
+    """One replica and some images x (n, D) with their tasks (n,) and posteriors (n, L)."""
 
-    total: Tensor
-    own: Tensor
-    squares: Tensor
+    tensors: dict[str, Tensor]
+    x: Tensor
+    owners: Tensor | None
+    mean: Tensor
+    log_variance: Tensor
 
 
 @torch.no_grad()
@@ -57,12 +61,14 @@ def log_likelihood(
     seed: int = 0,
     compile: bool = False,
     fixed: bool = False,
+    tally: Tally | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
 
     `tasks` (n,) says which task each image belongs to; without it the own part of the prior is the whole prior.
     With `fixed` chunks an image's score is the same, bit for bit, whatever other images are scored with it.
+    With a `tally` of the same images, broken off before, only what is missing is computed; the sums are the same.
 
     The effective number of samples (Σw)²/Σw² says how far to trust it: with a handful, the encoder no longer finds the
     image.
@@ -77,24 +83,23 @@ def log_likelihood(
     per_chunk = _even(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * _row(model, images.shape[1])))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
-    results = []
-    for r in range(len(replicas)):
-        tensors = {name: tensor[r] for name, tensor in replicas.tensors().items()}
-        parts = []
-        for start in range(0, len(images), chunk):
-            x = images[start : start + chunk]
-            rest = chunk - len(x)
-            padded = torch.nn.functional.pad(x, (0, 0, 0, rest))
-            owners = None
-            if tasks is not None and model.prior.shares_mass:
-                owners = torch.nn.functional.pad(tasks[start : start + chunk], (0, rest))
-            weights = _stream(replicas, tensors, padded, owners, noise, per_chunk, weigh)
-            parts.append(torch.stack(weights)[:, : len(x)])
-            if progress is not None:
-                progress((r + (start + len(x)) / len(images)) / len(replicas))
-        results.append(torch.cat(parts, dim=1))
-    total, own, squares = torch.stack(results, dim=1)
-    return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp())
+    tally = Tally() if tally is None else tally
+    plan = {"images": len(images), "samples": samples, "at_once": [chunk, per_chunk], "seed": seed}
+    starts = range(0, len(images), chunk)
+    nothing = torch.full((3, len(replicas), len(starts) * chunk), -math.inf, device=images.device)
+    sums = tally.begin(plan, nothing)  # what `_weigh` returns, of all noise
+    place: tuple[int, int] | None = None
+    for r, start, part in tally.rest(
+        [*itertools.product(range(len(replicas)), starts, noise.split(per_chunk))], progress
+    ):
+        end = start + chunk
+        if place != (r, start):
+            place = r, start
+            current = _chunk(replicas, r, images[start:end], None if tasks is None else tasks[start:end], chunk)
+        for row, more in zip(sums[:, r, start:end], weigh(replicas, *current, part), strict=True):
+            torch.logaddexp(row, more, out=row)
+    total, own, squares = sums[:, :, : len(images)].contiguous()
+    return _of_sums(total, own, squares, samples)
 
 
 @torch.no_grad()
@@ -111,9 +116,16 @@ def log_likelihood_of_each_task(
     per_chunk = max(1, CHUNK_BYTES[image.device.type] // (4 * _row(model, len(image))))
     results = []
     for r in range(len(replicas)):
-        tensors = {name: tensor[r] for name, tensor in replicas.tensors().items()}
-        results.append(_stream(replicas, tensors, image.unsqueeze(0), owners, noise, per_chunk, _weigh))
-    total, own, squares = (torch.stack(parts) for parts in zip(*results, strict=True))
+        chunk = _chunk(replicas, r, image.unsqueeze(0), None, 1)._replace(owners=owners)
+        sums = [torch.full((1,), -math.inf, device=image.device)] * 3
+        for part in noise.split(per_chunk):
+            sums = [torch.logaddexp(*pair) for pair in zip(sums, _weigh(replicas, *chunk, part), strict=True)]
+        results.append(sums)
+    total, own, squares = (torch.stack(rows) for rows in zip(*results, strict=True))
+    return _of_sums(total, own, squares, samples)
+
+
+def _of_sums(total: Tensor, own: Tensor, squares: Tensor, samples: int) -> LogLikelihood:
     return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp())
 
 
@@ -140,24 +152,14 @@ def _row(model: VAE, pixels: int) -> int:
     return max([pixels, *widths]) + 4 * model.prior.components
 
 
-def _stream(
-    replicas: Replicas,
-    tensors: dict[str, Tensor],
-    x: Tensor,
-    owners: Tensor | None,
-    noise: Tensor,
-    per_chunk: int,
-    weigh: Callable[..., tuple[Tensor, Tensor, Tensor]],
-) -> _Weights:
-    """Add up the importance weights of the images x (n, D) over all noise (S, L)."""
+def _chunk(replicas: Replicas, r: int, images: Tensor, tasks: Tensor | None, size: int) -> _Chunk:
+    """Encode images (n, D) of tasks (n,) by one replica, filled up to `size`."""
+    tensors, rest = {name: tensor[r] for name, tensor in replicas.tensors().items()}, size - len(images)
+    x, owners = torch.nn.functional.pad(images, (0, 0, 0, rest)), None
+    if tasks is not None and replicas.model.prior.shares_mass:
+        owners = torch.nn.functional.pad(tasks, (0, rest))
     posterior: DiagonalNormal = replicas.call(tensors, VAE.posterior, x)
-    sums = [torch.full(x.shape[:1], -math.inf, device=x.device)] * 3
-    for part in noise.split(per_chunk):
-        sums = [
-            torch.logaddexp(*pair)
-            for pair in zip(sums, weigh(replicas, tensors, x, owners, *posterior, part), strict=True)
-        ]
-    return _Weights(*sums)
+    return _Chunk(tensors, x, owners, *posterior)
 
 
 def _weigh(
@@ -169,7 +171,7 @@ def _weigh(
     log_variance: Tensor,
     noise: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-sums of `_Weights` over noise (s, L) for images x (n, D) with posteriors (n, L)."""
+    """Return log Σ w, the same under the own part of the prior, and log Σ w² over noise (s, L), each (n,)."""
 
     def log_weights(model: VAE) -> tuple[Tensor, Tensor]:
         z = mean.unsqueeze(1) + noise * (0.5 * log_variance).exp().unsqueeze(1)  # (n, s, L)

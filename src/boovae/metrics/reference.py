@@ -7,8 +7,9 @@ on the disk, by the content of the images and of the network.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from boovae.files import write_file
 from boovae.metrics.features import ClassifierFeatures, Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, frechet_distances, joined, moments
+from boovae.metrics.tally import Tally
 
 if TYPE_CHECKING:
     from boovae.data import Task
@@ -57,15 +59,28 @@ class Reference:
         self.network = network
         self._known: dict[int, tuple[Task, Real]] = {}
 
-    def compare(self, samples: Tensor, tasks: Sequence[Task]) -> Scores:
-        """Return how near samples (R, N, D) are to the tasks' images."""
-        return self.scores(torch.stack([self.network.features(own) for own in samples]), tasks)
+    def compare(
+        self,
+        samples: Tensor,
+        tasks: Sequence[Task],
+        tally: Tally | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Scores:
+        """Return how near samples (R, N, D) are to the tasks' images; `tally` and `progress` as in `scores`."""
+        return self.scores(torch.stack([self.network.features(own) for own in samples]), tasks, tally, progress)
 
-    def scores(self, samples: Tensor, tasks: Sequence[Task]) -> Scores:
+    def scores(
+        self,
+        samples: Tensor,
+        tasks: Sequence[Task],
+        tally: Tally | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Scores:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
         KID, precision and recall take as many samples as there are test images, or the other way round. One image alone
-        has no spread to compare: all are NaN.
+        has no spread to compare: all are NaN. They take long on a CPU: with a `tally` of the same samples, broken off
+        before, only what is missing is computed.
         """
         real = [self.real(task) for task in tasks]
         test = torch.cat([part.test for part in real])
@@ -76,10 +91,16 @@ class Reference:
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
         count = min(len(test), samples.shape[1])
         some = _spread(test, count).to(samples.device)
-        kid = torch.stack([kernel_distance(some, row[:count]) for row in samples])
-        shares = [precision_recall(some, row[:count]) for row in samples]
-        precision, recall = (torch.stack(column) for column in zip(*shares, strict=True))
-        return Scores(frechet, frechet_train, kid, precision, recall)
+        tally = Tally() if tally is None else tally
+        plan = {"network": self.network.digest, "images": len(test), "samples": samples.shape[1]}
+        found = tally.begin(plan, torch.zeros(3, len(samples), dtype=torch.float64, device=samples.device))
+        for replica, shares in tally.rest([*itertools.product(range(len(samples)), (False, True))], progress):
+            row = samples[replica, :count]
+            if shares:
+                found[1:, replica] = torch.stack(precision_recall(some, row))
+            else:
+                found[0, replica] = kernel_distance(some, row)
+        return Scores(frechet, frechet_train, *found)
 
     def real(self, task: Task) -> Real:
         """Return what the network makes of a task's images: known, cached, or computed now."""

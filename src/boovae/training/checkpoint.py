@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,17 @@ from boovae.files import TEXT_BYTES, memory_share, read_file, write_file
 
 FORMAT = 1
 KEPT = 2
+#: Seconds between two checkpoints of the same work: at most this much of it is ever repeated.
+CHECKPOINT_SECONDS = 30.0
 _NAME = re.compile(r"(0|[1-9][0-9]*)\.(?:json|safetensors)")
+
+
+def due(last: float, ahead: float = 0.0) -> bool:
+    """Whether to write a checkpoint now: the last was written at `last`, and it can wait for `ahead` seconds or more.
+
+    `last` is of `time.monotonic`.
+    """
+    return time.monotonic() + ahead - last > CHECKPOINT_SECONDS
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
