@@ -169,7 +169,8 @@ class Range:
         folder.mkdir(parents=True, exist_ok=True)
         self.stream = load_stream("digits", limit=SETTINGS["limit"])
         self.finished = {method: self._finished(method) for method in METHODS}
-        self.stopped = {method: self._stopped(method) for method in METHODS}
+        self.stopped = {method: self._stopped(method, "stopped", _in_second_task) for method in METHODS}
+        self.evaluating = {method: self._stopped(method, "evaluating", _in_evaluation) for method in METHODS}
         self.data = _data_files(folder / "data")
 
     def _settings(self, method: str) -> Settings:
@@ -178,12 +179,12 @@ class Range:
     def _finished(self, method: str) -> Path:
         return train(self._settings(method), self.stream, self.folder / "finished" / method, metrics=("nll",))
 
-    def _stopped(self, method: str) -> Path:
-        """Make a run that stopped in the middle of its second task."""
-        out, watch = self.folder / "stopped" / method, Run.block
+    def _stopped(self, method: str, name: str, where: Callable[[Run, Trainer], bool]) -> Path:
+        """Make a run that stopped there."""
+        out, watch = self.folder / name / method, Run.block
 
         def block(run: Run, trainer: Trainer) -> None:
-            run.stop_requested = trainer.tasks_done == 1 and trainer.epoch == 2
+            run.stop_requested = where(run, trainer)
             watch(run, trainer)
 
         with _patched(Run, "block", block):
@@ -195,18 +196,18 @@ class Range:
 
     def damaged_run(self, copy: Path) -> Callable[[], object]:
         """Damage a file of a run; return what reads it."""
-        kind = self.chance.choice(["finished", "stopped"])
+        kind = self.chance.choice(["finished", "stopped", "evaluating"])
         method = self.chance.choice(METHODS)
         shutil.copytree(getattr(self, kind)[method], copy)
         files = [path for path in sorted(copy.rglob("*")) if path.is_file() and path.suffix in READ]
         for _ in range(self.chance.choice([1, 1, 3])):
             path = self.chance.choice(files)
             path.write_bytes(damaged(path.read_bytes(), self.chance))
-        return self._readers(copy, method, continues=kind == "stopped")
+        return self._readers(copy, method, continues=kind != "finished")
 
     def forged_run(self, copy: Path) -> Callable[[], object]:
         """Forge the checkpoints of a run; return what reads them."""
-        kind = self.chance.choice(["finished", "stopped", "stopped"])
+        kind = self.chance.choice(["finished", "stopped", "stopped", "evaluating"])
         method = self.chance.choice(METHODS)
         shutil.copytree(getattr(self, kind)[method], copy)
         newest = max((copy / "checkpoint").glob("*.json"), key=lambda path: int(path.stem))
@@ -215,7 +216,7 @@ class Range:
         (copy / "checkpoint").mkdir()
         newest.with_suffix(".safetensors").write_bytes(tensors)
         newest.write_bytes(head)
-        return self._readers(copy, method, continues=kind == "stopped")
+        return self._readers(copy, method, continues=kind != "finished")
 
     def _readers(self, run: Path, method: str, *, continues: bool) -> Callable[[], object]:
         """Return one of the ways to read a run folder."""
@@ -251,6 +252,14 @@ class Range:
         path = copy / name
         path.write_bytes(content)
         return (lambda: read_npz(path)) if path.suffix == ".npz" else (lambda: read_idx(path))
+
+
+def _in_second_task(run: Run, trainer: Trainer) -> bool:
+    return trainer.tasks_done == 1 and trainer.epoch == 2
+
+
+def _in_evaluation(run: Run, trainer: Trainer) -> bool:
+    return trainer.tasks_done == 2 and bool(run.tallies)
 
 
 READ = (".toml", ".json", ".jsonl", ".safetensors", ".png")

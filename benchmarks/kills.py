@@ -2,9 +2,9 @@
 
 A life of a run is a process of its own, started by a fork server that has imported everything, so that a kill costs
 little. Half of the kills come at a random time. The others come at a moment that a life is told beforehand, where it
-stops and waits for SIGKILL: in the middle of learning a component, of an evaluation, of a write (the temporary file cut
-to a random length, as a power cut leaves it), or between two files of a checkpoint. The moments are patched into the
-life from here; the package knows nothing of them.
+stops and waits for SIGKILL: in the middle of learning a component, of an evaluation, some steps of which are on the
+disk, of a write (the temporary file cut to a random length, as a power cut leaves it), or between two files of a
+checkpoint. The moments are patched into the life from here; the package knows nothing of them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from boovae.cli import main
+from boovae.metrics import likelihood
 from boovae.training import checkpoint
 
 SMALL = (
@@ -54,6 +55,8 @@ IMPORTED = [
 ]
 #: Seconds between two checkpoints of a life: many, so that kills come between any two.
 CHECKPOINT_SECONDS = 0.05
+#: Bytes of a step of a likelihood: few, so that an evaluation has many steps.
+LIKELIHOOD_BYTES = 1 << 16
 #: Longest wait for a life that should be going on.
 PATIENCE = 300.0
 
@@ -85,7 +88,13 @@ def _component(number: int, stop: Stop) -> None:
 
 
 def _evaluation(number: int, stop: Stop) -> None:
-    _counted("boovae.metrics.evaluation", "_forgetting" if number % 2 else "generate", 1 + number // 2, stop)
+    checkpoint.CHECKPOINT_SECONDS = 0.0  # something of the evaluation is on the disk
+    module, name, calls = [
+        ("boovae.metrics.likelihood", "_weigh", 9 * number),
+        ("boovae.metrics.reference", "precision_recall", 1 + number // 2),
+        ("boovae.metrics.evaluation", "generate", 1 + number // 3),
+    ][number % 3]
+    _counted(module, name, calls, stop)
 
 
 def _task_end(number: int, stop: Stop) -> None:
@@ -133,6 +142,7 @@ def live(words: list[str], output: str, moment: str | None, number: int, waiting
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     checkpoint.CHECKPOINT_SECONDS = CHECKPOINT_SECONDS
+    likelihood.CHUNK_BYTES = dict.fromkeys(likelihood.CHUNK_BYTES, LIKELIHOOD_BYTES)
 
     def stop() -> None:
         waiting.send_bytes(b"here")

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,8 +23,9 @@ import drill
 import fuzz_requests
 import soak
 import two_at_once
+from boovae.training.checkpoint import load_checkpoint
 from conftest import tiny
-from kills import MOMENTS, RUNS, difference
+from kills import MOMENTS, RUNS, SMALL, Killer, difference
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,6 +48,18 @@ def test_the_whole_drill_kills_at_least_fifty_times_at_every_moment() -> None:
     assert drill.FULL.tasks == 200
     assert drill.FULL.requests >= 10_000
     assert drill.FULL.bench_kills
+
+
+def test_a_run_that_is_killed_in_an_evaluation_has_kept_some_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killer, out = Killer(tmp_path), tmp_path / "run"
+    monkeypatch.setattr(killer.random, "randint", lambda low, high: 3)
+    words = ["train", *SMALL.split(), "--method", "standard", "--epochs", "2", "--metric", "nll", "--out", str(out)]
+    assert killer.run(words, tmp_path / "output.txt", "evaluation") == -signal.SIGKILL
+    loaded = load_checkpoint(out / "checkpoint")
+    assert loaded is not None
+    assert [tally["done"] > 0 for tally in loaded[1]["tally"].values()] == [True]
 
 
 def test_parts_and_their_size_can_be_chosen() -> None:
