@@ -26,6 +26,7 @@ import numpy as np
 from boovae.data import DataFile, Stream
 from boovae.data.download import CACHE_VARIABLE, get_file
 from boovae.metrics.classifier import trained_classifier
+from boovae.training import checkpoint
 from kills import fork_server
 
 #: What is downloaded, and in how many pieces it comes with a pause after each, so that there is a middle.
@@ -65,6 +66,7 @@ WANTED: dict[str, Callable[[Path, str], str]] = {"downloads": _download, "classi
 
 def _want(name: str, cache: Path, address: str, together: Any, answer: Connection) -> None:
     """Be a process that wants it, from the moment on when the others do; called in the new process."""
+    checkpoint.CHECKPOINT_SECONDS = 0.0  # a training that is killed goes on
     together.wait(PATIENCE)
     answer.send(WANTED[name](cache, address))
 

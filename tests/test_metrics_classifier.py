@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import subprocess
 import sys
 import threading
@@ -13,12 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from boovae.data.tasks import Stream
 from boovae.errors import InputError
 from boovae.metrics import classifier as module
+from boovae.metrics import classifier_training
+from boovae.metrics.cache import read_tensors, write_tensors
 from boovae.metrics.classifier import UNCLASSIFIED, Classifier, trained_classifier
+from boovae.training import checkpoint
+from conftest import Killed
 
 
 def bars(shape: Sequence[int] = (8, 8), labels: Sequence[int] = (0, 1, 2), n: int = 40) -> Stream:
@@ -223,6 +229,112 @@ def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "replace", full_disk)
     trained_classifier(bars(labels=(0, 1)), device="cpu", cache_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- a training that is broken off ----------------------------------------------------------------------------------
+
+
+class Steps:
+    """Counts the steps of trainings, and dies before one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done, self.last = 0, -1
+        really_step = classifier_training._Training.step
+
+        def step(*arguments: Any) -> None:
+            if self.done == self.last:
+                raise Killed
+            really_step(*arguments)
+            self.done += 1
+
+        monkeypatch.setattr(classifier_training._Training, "step", step)
+        monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    return Steps(monkeypatch)
+
+
+EPOCHS, STEPS = 20, 3  # of three times 40 bars
+
+
+def broken_off(stream: Stream, folder: Path, steps: Steps, after: int) -> Path:
+    """Let a training die after so many steps; return what was kept of it."""
+    steps.done, steps.last = 0, after
+    with pytest.raises(Killed):
+        trained_classifier(stream, device="cpu", cache_dir=folder)
+    steps.done, steps.last = 0, -1
+    (kept,) = folder.glob("*.training")
+    return kept
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8,)])
+@pytest.mark.parametrize("after", [1, STEPS, 9 * STEPS, 9 * STEPS + 1, EPOCHS * STEPS - 1])
+def test_a_training_that_is_killed_goes_on_and_ends_with_the_same_weights(
+    shape: tuple[int, ...], after: int, steps: Steps, tmp_path: Path
+) -> None:
+    stream, lines = bars(shape), list[str]()
+    whole = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "whole")
+    assert steps.done == EPOCHS * STEPS
+    broken_off(stream, tmp_path / "killed", steps, after)
+    resumed = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "killed", progress=lines.append)
+    assert steps.done == EPOCHS * STEPS - after
+    assert len(lines) == EPOCHS - after // STEPS
+    assert (resumed.digest, resumed.accuracy) == (whole.digest, whole.accuracy)
+    assert [path.suffix for path in (tmp_path / "killed").iterdir()] == [".safetensors"]
+
+
+def forged(kept: Path, **changes: Tensor) -> bytes:
+    """Return what was kept with other tensors and a good checksum."""
+    with safe_open(kept, framework="pt") as file:
+        key = json.loads(file.metadata()["boovae"])["key"]
+    write_tensors(kept, key, {**read_tensors(kept, key)[0], **changes})
+    return kept.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda kept: b"",
+        lambda kept: b"not a training",
+        lambda kept: kept.read_bytes()[:-9],
+        lambda kept: damage_weights(kept.read_bytes()),
+        lambda kept: kept.read_bytes().replace(b"cpu", b"cup"),
+        lambda kept: forged(kept, done=torch.tensor(10**6)),
+        lambda kept: forged(kept, score=torch.zeros(3)),
+    ],
+    ids=["empty", "garbage", "truncated", "flipped bit", "other device", "too many steps", "other shape"],
+)
+def test_a_damaged_training_begins_anew_with_a_warning(
+    damage: Callable[[Path], bytes], steps: Steps, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = bars()
+    kept = broken_off(stream, tmp_path, steps, 9)
+    content = damage(kept)
+    kept.write_bytes(content)
+    net = trained_classifier(stream, device="cpu", cache_dir=tmp_path)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "damaged and begins anew" in caplog.text
+    assert steps.done == EPOCHS * STEPS
+    assert net.digest == trained_classifier(stream, device="cpu", cache_dir=tmp_path / "other").digest
+    assert not kept.exists()
+
+
+def test_what_is_left_of_a_training_that_is_over_is_removed(steps: Steps, tmp_path: Path) -> None:
+    stream = bars()
+    kept = broken_off(stream, tmp_path, steps, 9)
+    content = kept.read_bytes()
+    trained_classifier(stream, device="cpu", cache_dir=tmp_path)
+    kept.write_bytes(content)  # killed before it was removed
+    kept.with_name(f".{kept.name}.12ab.tmp").write_bytes(b"half")
+    trained_classifier(stream, device="cpu", cache_dir=tmp_path, progress=never)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
+
+
+def test_a_quick_training_writes_nothing_but_the_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classifier_training, "write_tensors", never)
+    trained_classifier(bars(), device="cpu", cache_dir=tmp_path)
 
 
 def test_the_environment_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from boovae.data.download import cache_folder
 from boovae.errors import InputError, RunError
-from boovae.files import write_file
+from boovae.metrics.cache import digest, read_tensors, write_tensors
+from boovae.metrics.classifier_training import accuracy, fit
 
 if TYPE_CHECKING:
     from boovae.data.tasks import Split, Stream
@@ -76,14 +74,16 @@ class Classifier(nn.Module):
             raise InputError(f"shape {self.shape}: use (h, w), (c, h, w) or (features,)")
         if not self.classes:
             raise InputError("classes is empty: a classifier needs at least one class")
-        image = self._is_image()
+        image = self.is_image
         self.body = _convolutional(self.image_shape) if image else _perceptron(math.prod(self.shape))
         self.head = nn.Linear(128, len(self.classes))
         # Pixels share one scale; columns of a table do not.
         self.register_buffer("centre", torch.zeros(1 if image else math.prod(self.shape)))
         self.register_buffer("scale", torch.ones(1 if image else math.prod(self.shape)))
 
-    def _is_image(self) -> bool:
+    @property
+    def is_image(self) -> bool:
+        """Whether it sees a picture, in which places near each other belong together."""
         return len(self.shape) > 1 and min(self.shape[-2:]) >= _SMALLEST_SIDE
 
     @property
@@ -95,7 +95,7 @@ class Classifier(nn.Module):
     @property
     def digest(self) -> str:
         """The sha256 of all weights: two classifiers with the same digest give the same answers."""
-        return _digest(self.state_dict())
+        return digest(self.state_dict())
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits `(n, C)` of images `(n, D)`, with gradients."""
@@ -104,7 +104,7 @@ class Classifier(nn.Module):
 
     def _embed(self, images: Tensor) -> Tensor:
         x = (images - self.centre) / self.scale
-        if self._is_image():
+        if self.is_image:
             # Twice as fast as the default layout for these convolutions, on both kinds of device.
             x = x.view(-1, *self.image_shape).contiguous(memory_format=torch.channels_last)
         out: Tensor = self.body(x)
@@ -192,7 +192,7 @@ def trained_classifier(
     """Return the classifier of `stream`'s dataset: from the cache, or trained now and cached.
 
     It learns all classes of `stream.full`, also when `stream` is a part of it. The global random state is not
-    touched; the same seed gives the same weights on the same device.
+    touched; the same seed gives the same weights on the same device. A training that was broken off goes on.
 
     Args:
         stream: the tasks; only `stream.full` counts.
@@ -205,51 +205,31 @@ def trained_classifier(
     key = json.dumps({"data": full.digest, "version": VERSION, "shape": list(full.shape), "seed": seed})
     folder = cache_folder() / "classifiers" if cache_dir is None else Path(cache_dir)
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+    kept = path.with_suffix(".training")
     classifier = _load(path, key)
-    if classifier is not None:
-        return classifier.to(device)
-    with _alone(path.with_suffix(".lock"), progress) as waited:
-        classifier = _load(path, key) if waited else None
-        if classifier is None:
-            classifier = _train(full, seed, torch.device(device), progress)
-            _save(classifier, path, key)
-        return classifier.to(device)
+    if classifier is None:
+        with _alone(path.with_suffix(".lock"), progress) as waited:
+            classifier = _load(path, key) if waited else None
+            if classifier is None:
+                classifier = _train(full, seed, torch.device(device), kept, key, progress)
+                _save(classifier, path, key)
+    _forget(kept)
+    return classifier.to(device)
 
 
 # Training
 
 
-def _train(stream: Stream, seed: int, device: torch.device, progress: Callable[[str], None] | None) -> Classifier:
-    """Train on all tasks together; keep the epoch with the best validation accuracy."""
+def _train(
+    stream: Stream, seed: int, device: torch.device, kept: Path, key: str, progress: Callable[[str], None] | None
+) -> Classifier:
+    """Train on all tasks together; `kept` and `key` as in `fit`."""
     train = _pooled([task.train for task in stream], device)
     valid = _pooled([task.valid for task in stream], device)
     classifier = _fresh(stream.shape, [c for task in stream for c in task.classes], train[0], seed).to(device)
-    columns = _columns(classifier, train[1])
-    batch = min(256, max(32, len(columns) // 32))
-    # Small datasets need more passes.
-    epochs = min(20, max(10, 300_000 // len(columns)))
-    steps = max(1, len(columns) // batch)
-    optimizer = torch.optim.AdamW(classifier.parameters(), lr=1e-3, weight_decay=0.02, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * steps, pct_start=0.2)
-    best, best_state = (-1.0, -math.inf), classifier.state_dict()
-    # Convolutions may otherwise sum in another order every time; autotuning may choose other kernels.
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=True):
-        for epoch, batches in enumerate(_epochs(train[0], classifier, seed, epochs, steps), start=1):
-            classifier.train()
-            for images, index in batches:
-                loss = F.cross_entropy(classifier(images), columns[index])
-                optimizer.zero_grad(set_to_none=True)
-                torch.autograd.backward(loss)
-                optimizer.step()
-                schedule.step()
-            score = _score(classifier, valid)
-            if score > best:
-                best, best_state = score, {k: v.clone() for k, v in classifier.state_dict().items()}
-            if progress is not None:
-                progress(f"classifier: epoch {epoch} of {epochs}, validation accuracy {score[0]:.4f}")
-    classifier.load_state_dict(best_state)
+    fit(classifier, train, valid, seed, kept, key, progress)
     classifier.eval().requires_grad_(False)
-    classifier.accuracy = _score(classifier, _pooled([task.test for task in stream], device))[0]
+    classifier.accuracy = accuracy(classifier, _pooled([task.test for task in stream], device))
     return classifier
 
 
@@ -267,54 +247,12 @@ def _fresh(shape: Sequence[int], classes: Sequence[int], images: Tensor, seed: i
     return classifier
 
 
-def _epochs(
-    images: Tensor, classifier: Classifier, seed: int, epochs: int, steps: int
-) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
-    """Yield for every epoch its batches: shifted images `(b, D)` and their indices `(b,)`, in a new order."""
-    # Drawn on the CPU, so that every device sees the same order and shifts.
-    generator = torch.Generator().manual_seed(seed)
-    c, h, w = classifier.image_shape
-    reach = max(1, min(h, w) // 28) if classifier._is_image() else 0
-    rows, columns, channels = (torch.arange(k, device=images.device) for k in (h, w, c))
-
-    def batches(order: Tensor, moves: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for index, move in zip(order.tensor_split(steps), moves.tensor_split(steps), strict=True):
-            # A clamped index repeats the border, whatever the background's value.
-            y = (rows + move[:, :1]).clamp(0, h - 1)[:, None, :, None]
-            x = (columns + move[:, 1:]).clamp(0, w - 1)[:, None, None, :]
-            pixel = (channels.view(1, -1, 1, 1) * h + y) * w + x
-            yield images[index].gather(1, pixel.flatten(1)), index
-
-    for _ in range(epochs):
-        order = torch.randperm(len(images), generator=generator)
-        moves = torch.randint(-reach, reach + 1, (len(images), 2), generator=generator)
-        yield batches(order.to(images.device), moves.to(images.device))
-
-
 def _pooled(splits: Sequence[Split], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the images `(n, D)` and labels `(n,)` of all tasks together."""
     images, labels = torch.cat([s.images for s in splits]), torch.cat([s.labels for s in splits])
     # The digest does not depend on how classes are grouped into tasks; so sorted, neither do the weights.
     order = labels.argsort(stable=True)
     return images[order].to(device, torch.float32), labels[order].to(device)
-
-
-def _columns(classifier: Classifier, labels: Tensor) -> Tensor:
-    """Return the columns `(n,)` of the logits that stand for `labels`."""
-    classes = torch.tensor(classifier.classes, device=labels.device)
-    columns = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
-    if not bool((classes[columns] == labels).all()):
-        raise InputError("stream: a label is missing from the classes of its task")
-    return columns
-
-
-def _score(classifier: Classifier, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
-    """Return (accuracy, mean log-likelihood); the second breaks ties of the first."""
-    images, labels = data
-    logits = classifier.logits(images)
-    columns = _columns(classifier, labels)
-    right = (logits.argmax(-1) == columns).double().mean()
-    return right.item(), -F.cross_entropy(logits, columns).item()
 
 
 # The cache: one file per classifier, so that weights and description can never belong to different trainings.
@@ -350,28 +288,20 @@ def _held(descriptor: int) -> bool:
     return True
 
 
-def _digest(state: dict[str, Tensor]) -> str:
-    parts = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
-        parts.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        parts.update(tensor.numpy().tobytes())
-    return parts.hexdigest()
-
-
 def _save(classifier: Classifier, path: Path, key: str) -> None:
     """Write it whole or not at all; a cache that cannot be written only costs time."""
-    about = {
-        "key": key,
-        "classes": list(classifier.classes),
-        "accuracy": classifier.accuracy,
-        "digest": classifier.digest,
-    }
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in classifier.state_dict().items()}
+    about = {"classes": list(classifier.classes), "accuracy": classifier.accuracy}
     try:
-        write_file(path, to_safetensors(tensors, metadata={"boovae": json.dumps(about)}))
+        write_tensors(path, key, classifier.state_dict(), **about)
     except RunError as error:
         log.warning("the classifier is not cached and will be trained again next time: %s", error)
+
+
+def _forget(kept: Path) -> None:
+    """Remove what was kept of a training that is over, and what killed writes left; what stays only takes room."""
+    for path in (kept, *kept.parent.glob(f".{kept.name}.*.tmp")):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _load(path: Path, key: str) -> Classifier | None:
@@ -379,11 +309,7 @@ def _load(path: Path, key: str) -> Classifier | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["boovae"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        if about["key"] != key or about["digest"] != _digest(tensors):
-            raise ValueError("its content is not what it says")
+        tensors, about = read_tensors(path, key)
         with torch.random.fork_rng(devices=[]):
             classifier = Classifier(json.loads(key)["shape"], about["classes"])
         classifier.load_state_dict(tensors)
