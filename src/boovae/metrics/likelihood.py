@@ -84,14 +84,14 @@ def log_likelihood(
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
     tally = Tally() if tally is None else tally
-    plan = {"images": len(images), "samples": samples, "at_once": [chunk, per_chunk], "seed": seed}
+    cut = {"at_once": [chunk, per_chunk], "device": images.device.type}
+    plan = {"images": len(images), "samples": samples, "seed": seed, **cut}
     starts = range(0, len(images), chunk)
     nothing = torch.full((3, len(replicas), len(starts) * chunk), -math.inf, device=images.device)
     sums = tally.begin(plan, nothing)  # what `_weigh` returns, of all noise
+    steps = list(itertools.product(range(len(replicas)), starts, noise.split(per_chunk)))
     place: tuple[int, int] | None = None
-    for r, start, part in tally.rest(
-        [*itertools.product(range(len(replicas)), starts, noise.split(per_chunk))], progress
-    ):
+    for r, start, part in tally.rest(steps, progress):
         end = start + chunk
         if place != (r, start):
             place = r, start
