@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from boovae.metrics import likelihood
 from boovae.metrics.evaluation import METRICS, log_likelihood_of_tasks
 from boovae.metrics.tally import Tally
 from boovae.run import train
+from boovae.run_folder import Run
 from boovae.training import checkpoint
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint
 from conftest import Killed, tiny, trained
@@ -135,6 +137,19 @@ def test_killed_while_samples_are_compared_a_run_keeps_the_replicas_that_were(
     train(settings, digits, killed, metrics=METRICS)
     assert (likelihoods.done, compared.done) == (0, 1)
     assert difference(whole, killed) == ""
+
+
+def test_a_step_that_would_end_too_late_is_not_waited_for(
+    finished: Callable[..., Path], digits: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step may take long: what is kept is never older than 30 s while no step takes more than half of that."""
+    trainer, now, written = trained(tiny(tasks=1), digits), 1000.0, []
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Run.open(finished()) as run:
+        monkeypatch.setattr("boovae.run_folder.save_checkpoint", lambda *content: written.append(now))
+        for now in range(1000, 1100, 12):  # noqa: B007 - the clock
+            run.block(trainer)
+    assert written == [1024, 1048, 1072, 1096]
 
 
 # --- what does not fit ----------------------------------------------------------------------------------------------
