@@ -50,6 +50,14 @@ def test_it_is_listed_and_workers_of_a_bench_train_it(anchor: Path, tmp_path: Pa
         make_method(tiny(method="boo+anchor"))
 
 
+def test_two_files_with_one_method_are_refused(anchor: Path) -> None:
+    copy = anchor.with_name("copy.py")
+    copy.write_text(anchor.read_text())
+    ended = boovae("methods", methods=Path(f"{anchor}{os.pathsep}{copy}"))
+    assert ended.returncode == 2
+    assert f"{copy}, which has a method 'anchor' as another file does; rename one" in ended.stderr
+
+
 def test_a_changed_file_asks_for_its_cells_anew(anchor: Path) -> None:
     program = "from boovae.experiments.grid import plan\n"
     program += "print(*(cell.name for cell in plan(['digits'], ['boo', 'boo+anchor'], {}, 2)))"

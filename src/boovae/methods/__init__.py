@@ -172,6 +172,8 @@ def import_outside() -> None:
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         _run.add(name)  # before it runs: it may make a method itself
         spec.loader.exec_module(module)
+        for twice in (known for known in before if METHODS[known] is not before[known]):
+            raise InputError(f"{OUTSIDE} names {name}, which has a method '{twice}' as another file does; rename one")
         if before == METHODS:
             raise InputError(f"{OUTSIDE} names {name}, which registers no method: decorate its class with @register")
 
