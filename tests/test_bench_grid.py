@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
+import operator
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +130,10 @@ def test_the_last_task_may_have_fewer_classes_and_borders_make_any_number_of_tas
     with pytest.raises(InputError, match="--tasks is 12, but digits has 10 tasks"):
         plan(["digits"], ["joint"], GIVEN, 12)
     with pytest.raises(InputError, match="--tasks is 11, but digits has 10 tasks"):
-        plan(["digits"], ["x=standard:tasks=11"], GIVEN, 2)
+        plan(["digits"], ["standard"], GIVEN, 11)
+    for name in ("tasks", "seed", "replicas", "dataset", "method"):
+        with pytest.raises(InputError, match=f"{name} is no setting of a variant; a bench takes --{name}"):
+            plan(["digits"], [f"x=standard:{name}=1"], GIVEN, 2)
 
 
 def cells_of(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> list[Cell]:
@@ -247,12 +253,27 @@ def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:
         ({"format": 99}, "has format 99, this version reads 1"),
         ({"settings": 3}, "damaged"),
         ({"settings": {"nope": 1}}, "unknown setting 'nope'"),
-        ({"evaluations": None}, "it lacks evaluations"),
+        ({"settings": None}, "damaged|other settings"),
+        ({"evaluations": None}, "'evaluations' must be one after each of 2 tasks"),
+        ({"evaluations": []}, "'evaluations' must be one after each of 2 tasks"),
+        ({"evaluations.0": 3}, "'evaluations' must be one after each of 2 tasks"),
+        ({"evaluations.1.nll.pooled": [1.0]}, "after 2 tasks: 'nll.pooled' has shape"),
+        ({"evaluations.1.nll.pooled": ["a", "b"]}, "'nll.pooled' is not a list of numbers"),
+        ({"evaluations.1.diversity.proportions": [[1.0]]}, "'diversity.proportions' has shape"),
+        ({"seeds": [0]}, "'seeds' is"),
+        ({"tasks": []}, "'tasks' has 0 names of 2"),
+        ({"seconds": None}, "'seconds.train' must be a number"),
+        ({"environment.commit": None}, "'environment.commit' must be a text"),
+        ({"samples": ["zzz"]}, "'samples' and 'components' must be pictures"),
+        ({"components": {"a": 3}}, "'samples' and 'components' must be pictures"),
     ],
 )
 def test_a_damaged_record_is_named_with_what_to_do(changes: dict[str, object], complaint: str, tmp_path: Path) -> None:
     (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
-    record = {name: value for name, value in (finished(cell) | changes).items() if value is not None}
+    record: Any = json.loads(json.dumps(finished(cell)))
+    for name, value in changes.items():
+        *path, last = [int(part) if part.isdigit() else part for part in name.split(".")]
+        functools.reduce(operator.getitem, path, record)[last] = value
     (tmp_path / f"{cell.name}.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match=f"{cell.name}.json.*{complaint}.*remove it, and its cell runs again"):
         read_summary(tmp_path, cell)

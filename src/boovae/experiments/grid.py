@@ -20,6 +20,7 @@ import boovae
 from boovae.config import Settings, flag, folder_name, from_mapping, resolve
 from boovae.errors import InputError
 from boovae.experiments.paper import FACES
+from boovae.experiments.record import AGAIN, check_record
 from boovae.experiments.results import prepared
 from boovae.files import write_file
 
@@ -27,15 +28,12 @@ from boovae.files import write_file
 FORMAT = 1
 #: After how many tasks `joint`, which starts afresh at every task, is trained; of faces, which are few, after each.
 JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
-#: What a bench is told by flags, so that a file cannot say it; a variant of a method cannot say the first two.
+#: What a bench is told by flags: all its columns have the same, so neither a file nor a variant can say it.
 BY_FLAG = {"dataset": "--datasets", "method": "--methods"} | {
     name: flag(name) for name in ("tasks", "replicas", "seed")
 }
 
 Summary = dict[str, Any]
-#: What the record of a finished cell has, at least, and what to do with one that cannot be used.
-RECORD = ("settings", "environment", "seeds", "tasks", "evaluations", "seconds")
-AGAIN = "remove it, and its cell runs again"
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,8 @@ class Variant:
             if name in changes:
                 raise InputError(f"--methods {text}: {name} is there twice")
             changes[name] = _value(value.strip())
-        for name in ("dataset", "method"):
-            if name in changes:
-                raise InputError(f"--methods {text}: {name} is no setting of a variant; a bench takes {BY_FLAG[name]}")
+        for name in filter(changes.__contains__, BY_FLAG):
+            raise InputError(f"--methods {text}: {name} is no setting of a variant; a bench takes {BY_FLAG[name]}")
         if "|" in label or label.startswith("#") or not label.isprintable():
             raise InputError(
                 f"--methods {text!r}: a name becomes the head of a column: printable, without '|', no '#' first"
@@ -267,15 +264,13 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
     summary = _read_json(path, AGAIN)
     if summary.get("format") != FORMAT:
         raise InputError(f"{path} has format {summary.get('format')}, this version reads {FORMAT}: {AGAIN}")
-    lacking = [name for name in RECORD if name not in summary]
-    if lacking:
-        raise InputError(f"{path} is damaged, it lacks {', '.join(lacking)}: {AGAIN}")
     try:
-        settings = from_mapping(dict(summary["settings"]))
+        settings = from_mapping(dict(summary.get("settings", ())))
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
     if settings_read(settings) != settings_read(cell.settings):
         raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
+    check_record(path, summary, cell)
     return summary
 
 

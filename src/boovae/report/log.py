@@ -40,10 +40,11 @@ class Event:
 
     where: str
     data: dict[str, Any]
+    remedy: str = "restore the file, or resume the run to write it anew"
 
     def error(self, problem: str) -> InputError:
         """Return the error that names the place and the remedy."""
-        return InputError(f"{self.where}: {problem}; restore the file, or resume the run to write it anew")
+        return InputError(f"{self.where}: {problem}; {self.remedy}")
 
     def value(self, dotted: str) -> Any:
         """Return the value at `a.b`, or None where it is missing."""
