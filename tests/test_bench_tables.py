@@ -236,6 +236,9 @@ def test_a_size_that_is_enough_by_chance_is_not_said_to_be_where_it_begins(tmp_p
         coreset_size.write(asked, [found], [])["mnist: coreset below boo in NLL"] == "only with 15, 500 images per task"
     )
     assert coreset_size.write(asked, [alone], []) == {}
+    alone.add(*found.cells[1])
+    some = coreset_size.write(asked, [alone], [])["mnist: coreset below boo in NLL"]
+    assert some == "at no size tried (of 50, the finished ones)"
 
 
 def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: Path) -> None:

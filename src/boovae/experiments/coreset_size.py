@@ -62,7 +62,8 @@ def _findings(request: Request, measured: Sequence[Measured]) -> dict[str, str]:
                 sizes = [(size, final(each, _label(size), metric)) for size in SIZES]
                 tried = {size: ours.mean < other.mean for size, ours in sizes if ours and other}
                 if tried:
-                    found[f"{each.dataset}: coreset below {method} in {title_of(metric)}"] = _enough(tried)
+                    of = "" if len(tried) == len(SIZES) else f" (of {', '.join(map(str, tried))}, the finished ones)"
+                    found[f"{each.dataset}: coreset below {method} in {title_of(metric)}"] = _enough(tried) + of
     return found
 
 
