@@ -1,8 +1,9 @@
-"""A bench on a simulated Ray cluster of two machines, one of which dies in the middle (make test-slow)."""
+"""A bench on a Ray cluster: one of two simulated machines dies in the middle (make test-slow), or none is there."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from bench_parts import GIVEN, job_of
-from boovae.experiments.executors import Ray
+from boovae.errors import InputError
+from boovae.experiments.executors import CONNECT, Ray
 from boovae.experiments.grid import Cell, plan, read_summary
 from boovae.experiments.matrix import Matrix
 from boovae.experiments.measured import Measured
@@ -28,6 +30,14 @@ def cluster() -> Iterator[Any]:
     cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     yield cluster
     cluster.shutdown()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "not-an-address"])
+def test_an_address_without_a_cluster_is_refused_with_what_to_do(address: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(InputError, match=f"--address {address}: no Ray cluster answers .*leave --address out"):
+        Ray(1, address)
+    assert time.monotonic() - began < 2 * CONNECT
 
 
 @pytest.mark.slow

@@ -294,8 +294,8 @@ class Bench(Computes):
     """Ray: address of the cluster; one is started on this machine if not given."""
     partition: str | None = None
     """Slurm: partition of the jobs."""
-    minutes: int = 60
-    """Slurm: time limit of a job; a cell that needs longer is continued by another job."""
+    minutes: int | None = None
+    """Slurm: time limit of a job, 60 if not given; a cell that needs longer is continued by another job."""
     only_tables: bool = False
     """Run nothing: write tables and figures of the cells that are finished."""
     out: Path = Path("runs/bench")

@@ -12,7 +12,7 @@ from boovae.arguments import Bench
 from boovae.config import flag, read_toml
 from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
-from boovae.experiments.executors import make_executor
+from boovae.experiments.executors import check_executor, make_executor
 from boovae.experiments.grid import BY_FLAG, Cell, open_folder, read_summary, summary_path
 from boovae.experiments.matrix import Matrix
 from boovae.experiments.measured import Measured
@@ -64,6 +64,7 @@ def bench(arguments: Bench, command: str) -> Outcome:
     """Run a study as the command line asks for it; all names and settings are checked before the first cell begins."""
     if arguments.study not in STUDIES:
         raise unknown_name("study", arguments.study, STUDIES)
+    check_executor(arguments)
     study = STUDIES[arguments.study]
     request = _request(arguments, study, command)
     cells = study.plan(request)

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,12 @@ from boovae.experiments.work import Answer, Job, work
 
 #: Where this package lies: a worker imports the same one, installed or not.
 SOURCE = Path(boovae.__file__).parents[1]
+#: Which executor alone reads a flag.
+READER = {"address": "ray", "partition": "slurm", "minutes": "slurm"}
+#: Minutes of a job of Slurm, if not told otherwise.
+MINUTES = 60
+#: Seconds that a Ray cluster has to take a connection; Ray itself would wait for ten minutes.
+CONNECT = 5.0
 
 
 class Handle(Protocol):
@@ -152,10 +159,11 @@ class Ray:
         self._ours = not ray.is_initialized()
         if self._ours:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            _check_listening(address)
             try:
                 ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
             except (ConnectionError, ValueError) as error:
-                raise InputError(f"--address {address}: no Ray cluster answers ({error})") from error
+                raise _no_cluster(address, error) from error
         there = ray.cluster_resources().get("GPU", 0) > 0 and device != "cpu"
         wanted = (1.0 if gpus is None else gpus) if there else 0.0
         variables = {"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -172,6 +180,24 @@ class Ray:
         """Leave the cluster; one that was started here ends."""
         if self._ours:
             self._ray.shutdown()
+
+
+def _check_listening(address: str | None) -> None:
+    """Refuse an address HOST:PORT, perhaps with ray:// before it, where nobody listens; others are Ray's to judge."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except (OSError, OverflowError) as error:  # a port beyond 65535
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str | None, error: Exception) -> InputError:
+    return InputError(
+        f"--address {address}: no Ray cluster answers ({error}); name the HOST:PORT that `ray start --head` printed, "
+        "or leave --address out: then a cluster is started on this machine"
+    )
 
 
 class _RayTask:
@@ -208,7 +234,7 @@ class Slurm:
         slots: int,
         *,
         partition: str | None = None,
-        minutes: int = 60,
+        minutes: int | None = None,
         gpus: float | None = None,
         device: str = "auto",
         cluster: str = "slurm",
@@ -222,7 +248,7 @@ class Slurm:
         whole = 0 if device == "cpu" else max(1, round(gpus or 1))  # Slurm gives whole GPUs
         options = {"slurm_partition": partition} if partition else {}
         self._executor.update_parameters(
-            name="boovae", timeout_min=minutes, cpus_per_task=2, gpus_per_node=whole, **options
+            name="boovae", timeout_min=minutes or MINUTES, cpus_per_task=2, gpus_per_node=whole, **options
         )
 
     def submit(self, job: Job) -> Handle:
@@ -257,12 +283,19 @@ class _SlurmJob:
 # --- choosing one ---------------------------------------------------------------------------------------------------
 
 
+def check_executor(arguments: Bench) -> None:
+    """Refuse flags that the executor does not read, and numbers that make no sense."""
+    for name, executor in READER.items():
+        if getattr(arguments, name) is not None and arguments.executor != executor:
+            raise InputError(f"--{name} is for --executor {executor}; add it, or leave --{name} out")
+    for name in ("workers", "gpus", "minutes"):
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            raise InputError(f"--{name} is {value}; it must be above 0")
+
+
 def make_executor(arguments: Bench, cells: int) -> Executor:
     """Return the executor that the command line names, for so many cells."""
-    limits = {"--workers": arguments.workers, "--gpus": arguments.gpus, "--minutes": arguments.minutes}
-    for name, value in limits.items():
-        if value is not None and not value > 0:
-            raise InputError(f"{name} is {value}; it must be above 0")
     slots = arguments.workers or max(cells, 1)
     if arguments.executor == "ray":
         return Ray(slots, arguments.address, arguments.device, arguments.gpus)
