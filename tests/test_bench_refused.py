@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
 import pytest
 
+from boovae.arguments import Bench
 from boovae.cli import main
 from boovae.errors import InputError
-from boovae.experiments import executors
+from boovae.experiments import bench, executors
 
 
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -38,6 +40,37 @@ def test_flags_of_another_executor_and_numbers_without_sense(
     words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert complaint in refusal(tmp_path, capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--device", "tpu"], "--device tpu is unknown; use auto, cpu or cuda"),
+        (["--device", "tpu", "--executor", "slurm"], "--device tpu is unknown; use auto, cpu or cuda"),
+        (["--device", "cuda"], "no CUDA device is available here; use --device cpu"),
+        (["--datasets", "npz:/nope.npz"], "npz:/nope.npz: no such file; check the path"),
+        (["--datasets", "digits", "folder:/nope"], "folder:/nope: no such folder; check the path"),
+        (["--datasets", "npz:"], "npz:.: no such file; check the path"),
+        (["--data-dir", "/nope"], "--data-dir /nope: no such folder"),
+    ],
+)
+def test_devices_and_data_that_are_not_there(
+    words: list[str],
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert complaint in refusal(tmp_path, capsys, *words)
+
+
+def test_a_cluster_may_have_devices_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    elsewhere = Bench("paper", executor="ray", device="cuda:3")
+    bench._check_places(elsewhere, ["digits"])
+    with pytest.raises(InputError, match="no CUDA device is available here"):
+        bench._check_places(dataclasses.replace(elsewhere, executor="local"), ["digits"])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])

@@ -28,16 +28,22 @@ def choose_device(name: str) -> torch.device:
     """Return the device called auto, cpu or cuda (or cuda:1 …)."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    device = named_device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {name}: no CUDA device is available here; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise InputError(f"--device {name}: there are {count} CUDA devices here, counted from 0")
+    return device
+
+
+def named_device(name: str) -> torch.device:
+    """Return the device of a name other than auto; it may be that of another machine."""
     try:
         device = torch.device(name)
     except RuntimeError:
         raise InputError(f"--device {name} is unknown; use auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {name} is not supported; use auto, cpu or cuda")
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise InputError(f"--device {name}: there are {count} CUDA devices here, counted from 0")
     return device
 
 

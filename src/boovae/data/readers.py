@@ -116,8 +116,7 @@ def read_npz(path: str | Path) -> Labelled:
     called as the file is. Pixels are uint8 or floats in [0, 1]. Nothing is unpickled.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"npz:{path}: no such file")
+    check_path("npz", path)
     arrays, unknown = _load_npz(path)
     keys = ", ".join(sorted([*arrays, *unknown])) or "none"
     image_key, label_key = (a if a in arrays else b for a, b in (("images", "x"), ("labels", "y")))
@@ -144,6 +143,12 @@ def read_npz(path: str | Path) -> Labelled:
         twice = Counter(texts).most_common(1)[0][0]
         raise InputError(f"{path} 'class_names': '{twice}' names two classes; give each its own name")
     return Labelled(images, labels, split, texts)
+
+
+def check_path(form: str, path: Path) -> None:
+    """Refuse the path of ``npz:PATH`` or ``folder:PATH`` where there is no such thing; nothing is read."""
+    if not (path.is_file() if form == "npz" else path.is_dir()):
+        raise InputError(f"{form}:{path}: no such {'file' if form == 'npz' else 'folder'}; check the path")
 
 
 def _load_npz(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:

@@ -70,6 +70,8 @@ def bench(arguments: Bench, command: str) -> Outcome:
     cells = study.plan(request)
     if arguments.only_tables and len(_missing(request, cells)) == len(cells):
         raise InputError(f"none of the {len(cells)} cells of this bench is finished in {request.cells} (--out)")
+    if not arguments.only_tables:
+        _check_places(arguments, request.datasets)
     open_folder(request.cells, "--out", "cells")
     open_folder(request.results, "--results", request.study)
     _check_features(request, cells)
@@ -110,6 +112,26 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         results=arguments.results or results,
         command=command,
     )
+
+
+def _check_places(arguments: Bench, datasets: Sequence[str]) -> None:
+    """Refuse a device, a folder of data or own data that are not there; a cluster's machines have their own devices."""
+    from boovae.data import DATASETS
+    from boovae.data.readers import check_path
+    from boovae.machine import choose_device, named_device
+
+    if arguments.executor == "local":
+        choose_device(arguments.device)
+    elif arguments.device != "auto":
+        named_device(arguments.device)
+    if arguments.data_dir is not None and not arguments.data_dir.expanduser().is_dir():
+        raise InputError(
+            f"--data-dir {arguments.data_dir}: no such folder; name the one with the datasets, or leave it out"
+        )
+    for dataset in datasets:
+        if dataset not in DATASETS:
+            form, _, path = dataset.partition(":")
+            check_path(form, Path(path).expanduser())
 
 
 def _missing(request: Request, cells: Sequence[Cell]) -> list[str]:

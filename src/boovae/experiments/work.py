@@ -72,7 +72,7 @@ def make_job(
         "label": cell.label,
         "config": to_toml(cell.settings),
         "folder": str(folder.resolve()),
-        "data_dir": None if data_dir is None else str(data_dir.resolve()),
+        "data_dir": None if data_dir is None else str(data_dir.expanduser().resolve()),
         "device": device,
         "compile": compile,
         "command": command,
