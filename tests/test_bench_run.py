@@ -6,11 +6,13 @@ import errno
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -297,6 +299,48 @@ def test_finished_cells_of_other_images_are_not_taken_for_those_of_these(
     with pytest.raises(SystemExit):
         main(words)
     assert "has other images now than when this cell was finished" in capsys.readouterr().err
+
+
+def working(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:
+    """Return a bench whose cells would take minutes, and the folder of its cells; one of them is being trained."""
+    config = write_config(folder / "long.toml")
+    config.write_text(re.sub(r"epochs = .*", "epochs = 100000", config.read_text()))
+    process, out = command(folder, config, "--workers", "1", *more), folder / "cells"
+    wait_until(lambda: any("epoch" in log.read_text() for log in out.glob("*.log")))
+    return process, out
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM] * 2, [signal.SIGINT] * 2, [signal.SIGINT, signal.SIGTERM]])
+def test_a_bench_that_is_stopped_twice_says_where_everything_is(numbers: list[signal.Signals], tmp_path: Path) -> None:
+    process, out = working(tmp_path)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.1)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert messages.splitlines()[-1] == f"boovae: stopped; everything is in {out}: the same command continues it"
+    (log,) = out.glob("*.log")
+    wait_until(lambda: "stopped; everything is in" in log.read_text())
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_worker_whose_bench_is_gone_ends_without_an_error(tmp_path: Path) -> None:
+    (cell,) = cells("standard")
+    words = [sys.executable, "-m", "boovae.experiments.work", json.dumps(job_of(cell, tmp_path))]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert read_summary(tmp_path, cell) is not None
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import check_executor, make_executor
 from boovae.experiments.grid import BY_FLAG, Cell, open_folder, read_summary, summary_path
-from boovae.experiments.matrix import Matrix
+from boovae.experiments.matrix import Matrix, stoppable
 from boovae.experiments.measured import Measured
 from boovae.experiments.paper import is_distance
 from boovae.experiments.request import Request
@@ -188,14 +188,16 @@ def _run(arguments: Bench, request: Request, cells: Sequence[Cell]) -> dict[str,
         check_present(name)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in ("data_dir", "device", "compile")}
     board = make_board(request.cells, quiet=arguments.quiet)
-    with closing(board), closing(make_executor(arguments, len(cells))) as executor:
 
-        def job(cell: Cell) -> Job:
-            features = request.features_of(cell.settings.dataset)
-            return make_job(cell, request.cells, command=request.command, features=features, **options)
+    def job(cell: Cell) -> Job:
+        features = request.features_of(cell.settings.dataset)
+        return make_job(cell, request.cells, command=request.command, features=features, **options)
 
-        matrix = Matrix(cells, request.cells, executor, job, board)
-        matrix.run()
+    with closing(board):
+        executor = make_executor(arguments, len(cells))  # before `stoppable`: Ray has its own idea of SIGTERM
+        with stoppable(request.cells), closing(executor):
+            matrix = Matrix(cells, request.cells, executor, job, board)
+            matrix.run()
     return matrix.failed
 
 

@@ -28,7 +28,7 @@ LIVES = 3
 
 
 class Stopped(BaseException):
-    """SIGTERM arrived."""
+    """Ctrl-C or SIGTERM arrived."""
 
 
 @dataclass
@@ -55,15 +55,11 @@ class Matrix:
             self.board.note(f"{skipped} of {len(unique)} cells are finished already")
         self.board.begin(list(unique.values()), list(self._waiting))
         try:
-            with _stoppable():
-                while self._waiting or self._running:
-                    self._hand_over()
-                    self._collect()
-                    self.board.show(list(self._running))
-                    time.sleep(LOOK)
-        except (KeyboardInterrupt, Stopped):
-            self._cancel()
-            raise RunError(f"stopped; everything is in {self.folder}: the same command continues it") from None
+            while self._waiting or self._running:
+                self._hand_over()
+                self._collect()
+                self.board.show(list(self._running))
+                time.sleep(LOOK)
         except BaseException:
             self._cancel()
             raise
@@ -146,17 +142,27 @@ class Matrix:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM end a bench as Ctrl-C does."""
+def stoppable(folder: Path) -> Iterator[None]:
+    """End a bench by Ctrl-C or SIGTERM with its last line, whatever comes after; a second Ctrl-C ends at once.
+
+    Once it was stopped both signals are ignored for good: nothing is left to do but to say so.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: found for number in numbers if (found := signal.getsignal(number)) != signal.SIG_IGN}
+    stops: list[int] = []
 
     def stop(number: int, frame: object) -> None:
-        raise Stopped
+        stops.append(number)
+        if len(stops) == 1 or number == signal.SIGINT:
+            raise Stopped
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
+    except (KeyboardInterrupt, Stopped):
+        raise RunError(f"stopped; everything is in {folder}: the same command continues it") from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if stops else handler)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import sys
 import tomllib
 import traceback
@@ -112,8 +113,11 @@ def _run(job: Job, cell: Cell, folder: Path) -> Answer:
             summary = json.dumps(summarise(run, cell.settings))
             write_file(summary_path(folder, cell.name), summary.encode())
         return {"state": "done", "error": ""}
-    except Exception:
-        traceback.print_exc()  # into the log
+    except Exception as error:
+        if _was_stopped(error):
+            print(error, file=sys.stderr)
+        else:
+            traceback.print_exc()  # into the log
         raise
 
 
@@ -150,19 +154,38 @@ def _logged(path: Path) -> Iterator[None]:
 
 def _trouble(error: BaseException) -> Answer:
     """Say what went wrong: a full disk concerns all cells, a worker that was told to stop concerns none."""
+    text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
+    if any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error)):
+        return {"state": "full", "error": text}
+    return {"state": "lost" if _was_stopped(error) else "failed", "error": text}
+
+
+def _was_stopped(error: BaseException) -> bool:
+    """Whether a run ended because it was told to: nothing went wrong."""
     from boovae.training.events import Interrupted
 
-    causes, cause = [error], error.__cause__ or error.__context__
+    return any(isinstance(cause, Interrupted) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what led to it."""
+    cause: BaseException | None = error
     while cause is not None:
-        causes.append(cause)
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
-    if any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in causes):
-        return {"state": "full", "error": text}
-    if any(isinstance(cause, Interrupted) for cause in causes):
-        return {"state": "lost", "error": text}
-    return {"state": "failed", "error": text}
+
+
+def main() -> None:
+    """Do the job of the command line and print the answer, if the bench still listens."""
+    try:
+        answer = work(json.loads(sys.argv[1]))
+    except KeyboardInterrupt:  # before the run began, or a second one
+        answer = {"state": "lost", "error": "stopped"}
+    try:
+        print(json.dumps(answer), flush=True)
+    except BrokenPipeError:  # the bench is gone; the next one finds the cell's folder as it is
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
-    print(json.dumps(work(json.loads(sys.argv[1]))), flush=True)
+    main()
