@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from boovae.arguments import Bench
 from boovae.config import Settings, from_mapping, resolve
 from boovae.data import Stream, load_stream, read_idx, write_idx
 from boovae.errors import BoovaeError
+from boovae.experiments.bench import bench
 from boovae.machine import choose_device
 from boovae.run import load_trainer, train
 from boovae.run_folder import Run
@@ -143,6 +145,17 @@ def trained(**changes: Any) -> Case:
 def model(**changes: Any) -> Case:
     """A model and its method."""
     return lambda folder: Trainer(resolve({"dataset": "digits", "net": "mlp:4", **changes}), (8, 8))
+
+
+def benched(**changes: Any) -> Case:
+    """A bench on the embedded digits."""
+    return lambda folder: bench(Bench("paper", quick=True, **changes), "boovae bench")
+
+
+def _torn_marker(folder: Path) -> object:
+    (folder / "runs" / "bench").mkdir(parents=True)
+    (folder / "runs" / "bench" / "bench.json").write_text('{"format"')
+    return benched()(folder)
 
 
 def _labelled(labels: Any) -> tuple[Any, Any]:
@@ -311,4 +324,11 @@ CASES: dict[str, Case] = {
     "a file where the run folder should be": _unwritable,
     "a folder that holds no run": lambda folder: load_trainer(folder),
     "a run folder in use": _two_runs,
+    # a bench
+    "a flag of another executor": benched(address="127.0.0.1:6379"),
+    "a device that is none, for many cells": benched(device="tpu9"),
+    "a folder of datasets that is not there": benched(data_dir=Path("none")),
+    "own data of a bench that are not there": benched(datasets=("folder:none",)),
+    "tables of cells that nobody has run": benched(only_tables=True),
+    "a folder of cells whose version cannot be read": _torn_marker,
 }

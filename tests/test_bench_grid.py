@@ -18,8 +18,9 @@ from bench_parts import GIVEN, made_up
 from boovae.cli import main
 from boovae.config import Settings, folder_name, resolve
 from boovae.errors import InputError
-from boovae.experiments import bench, grid, paper_bench
-from boovae.experiments.grid import Cell, Summary, Variant, open_folder, plan, read_summary
+from boovae.experiments import bench, marker, paper_bench
+from boovae.experiments.grid import Cell, Summary, Variant, plan, read_summary
+from boovae.experiments.marker import open_folder
 from boovae.experiments.paper import METHODS
 from boovae.experiments.request import Request
 from boovae.recall import load_data
@@ -179,11 +180,11 @@ def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeyp
     open_folder(tmp_path, "--out", "cells")
     with pytest.raises(InputError, match="holds cells there, paper here"):
         open_folder(tmp_path, "--results", "paper")
-    monkeypatch.setattr(grid, "FORMAT", 2)
+    monkeypatch.setattr(marker, "FORMAT", 2)
     with pytest.raises(InputError, match="format 1 there, 2 here"):
         open_folder(tmp_path, "--out", "cells")
     (tmp_path / "bench.json").write_text("[")
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match=r"cannot read .*bench.json.*; remove this file alone"):
         open_folder(tmp_path, "--out", "cells")
 
 
@@ -193,12 +194,18 @@ def test_tables_alone_need_the_summaries_alone(tmp_path: Path, capsys: pytest.Ca
     out.mkdir()
     (out / f"{cells[1].name}.json").write_text(json.dumps(finished(cells[1])))
     words = ["bench", "paper", "--datasets", "mnist", "--methods", "ewc", "boo", "--replicas", "2", "--only-tables"]
+    before = sorted(out.iterdir())
     main([*words, "--out", str(out), "--results", str(results)])
+    assert sorted(out.iterdir()) == before  # it may be somebody else's
     said = capsys.readouterr()
     assert "boo: NLL at or better than the paper's" in said.out
     assert "not finished, so left out: mnist ewc" in said.err
     assert "| 10 | **90.0 (0.0)** / " in (results / "nll.md").read_text()
     assert "left out: mnist ewc." in (results / "report.html").read_text()
+    (out / "bench.json").write_text('{"format": 99}')
+    with pytest.raises(SystemExit):
+        main([*words, "--out", str(out), "--results", str(results)])
+    assert "format 99 there, 1 here" in capsys.readouterr().err
 
 
 def test_tables_show_what_is_finished_of_joint_beyond_the_usual_numbers(tmp_path: Path) -> None:
@@ -218,7 +225,8 @@ def test_tables_of_nothing_do_not_replace_good_ones(tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit) as left:
         main(["bench", "paper", "--only-tables", "--out", str(tmp_path / "mistyped"), "--results", str(tmp_path)])
     assert left.value.code == 2
-    assert "none of the 48 cells of this bench is finished" in capsys.readouterr().err
+    assert "none of the 48 cells of this bench is finished" in (said := capsys.readouterr().err)
+    assert "run it without --only-tables, or name the --out that has them" in said
     assert not (tmp_path / "mistyped").exists()
     assert table.read_text() == "good"
 

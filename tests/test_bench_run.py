@@ -87,6 +87,13 @@ def test_a_failed_cell_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert [summary is None for summary in numbers(tmp_path, cells())] == [True, False]
 
 
+def test_a_failed_cell_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boovae.run, "train", None)  # every worker fails by itself
+    (cell,) = cells("standard")
+    (error,) = run([cell], tmp_path, Inline()).failed.values()
+    assert error.endswith(f"; see {tmp_path / cell.name}.log")
+
+
 def test_a_worker_tells_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def burst(*arguments: object, **options: object) -> None:
         raise MemoryError("too large")

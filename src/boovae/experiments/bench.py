@@ -13,7 +13,8 @@ from boovae.config import flag, read_toml
 from boovae.errors import InputError, unknown_name
 from boovae.experiments import components, coreset_size, paper_bench
 from boovae.experiments.executors import check_executor, make_executor
-from boovae.experiments.grid import BY_FLAG, Cell, open_folder, read_summary, summary_path
+from boovae.experiments.grid import BY_FLAG, Cell, read_summary, summary_path
+from boovae.experiments.marker import check_folder, open_folder
 from boovae.experiments.matrix import Matrix, stoppable
 from boovae.experiments.measured import Measured
 from boovae.experiments.paper import is_distance
@@ -68,11 +69,11 @@ def bench(arguments: Bench, command: str) -> Outcome:
     study = STUDIES[arguments.study]
     request = _request(arguments, study, command)
     cells = study.plan(request)
-    if arguments.only_tables and len(_missing(request, cells)) == len(cells):
-        raise InputError(f"none of the {len(cells)} cells of this bench is finished in {request.cells} (--out)")
-    if not arguments.only_tables:
+    if arguments.only_tables:
+        _check_finished(request, cells)
+    else:
         _check_places(arguments, request.datasets)
-    open_folder(request.cells, "--out", "cells")
+        open_folder(request.cells, "--out", "cells")
     open_folder(request.results, "--results", request.study)
     _check_features(request, cells)
     failed: dict[str, str] = {}
@@ -112,6 +113,16 @@ def _request(arguments: Bench, study: Study, command: str) -> Request:
         results=arguments.results or results,
         command=command,
     )
+
+
+def _check_finished(request: Request, cells: Sequence[Cell]) -> None:
+    """Refuse to make tables of nothing; the folder of the cells is only read, it may be somebody else's."""
+    check_folder(request.cells, "--out", "cells")
+    if len(_missing(request, cells)) == len(cells):
+        raise InputError(
+            f"none of the {len(cells)} cells of this bench is finished in {request.cells} (--out): "
+            "run it without --only-tables, or name the --out that has them"
+        )
 
 
 def _check_places(arguments: Bench, datasets: Sequence[str]) -> None:

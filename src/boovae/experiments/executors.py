@@ -94,9 +94,9 @@ class _Process:
 
     def __init__(self, job: Job, environment: dict[str, str], place: str | None) -> None:
         self.place = place
-        self._log = Path(job["folder"]) / f"{job['name']}.log"
+        path = Path(job["folder"]) / f"{job['name']}.log"
         words = [sys.executable, "-m", "boovae.experiments.work", json.dumps(job)]
-        with self._log.open("ab") as log:
+        with path.open("ab") as log:
             self._process = subprocess.Popen(
                 words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
             )
@@ -116,7 +116,7 @@ class _Process:
         code = self._process.returncode
         if code < 0:
             return {"state": "lost", "error": f"its process was killed ({signal.Signals(-code).name})"}
-        return {"state": "failed", "error": f"its process ended with code {code}; see {self._log}"}
+        return {"state": "failed", "error": f"its process ended with code {code}"}
 
     def cancel(self) -> None:
         """Let the run write a checkpoint and end."""

@@ -124,8 +124,10 @@ class Matrix:
                 self.board.note(f"{cell.title}: its worker was lost ({error}); it is run again")
                 self._waiting.appendleft(cell)
             else:
-                self.failed[cell.title] = error
-                self.board.failed(cell, error)
+                log = self.folder / f"{cell.name}.log"
+                told = f"{error}; see {log}" if log.exists() else error
+                self.failed[cell.title] = told
+                self.board.failed(cell, told)
 
     def _worth_another(self, cell: Cell) -> bool:
         """Whether to go on with a cell that lost its worker: as long as each gets further, or a few times."""
