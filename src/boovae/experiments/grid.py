@@ -16,13 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import boovae
 from boovae.config import Settings, flag, folder_name, from_mapping, resolve
 from boovae.errors import InputError
 from boovae.experiments.paper import FACES
 from boovae.experiments.record import AGAIN, check_record
-from boovae.experiments.results import prepared
-from boovae.files import write_file
 
 #: Version of what lies in a folder of cells or results.
 FORMAT = 1
@@ -224,24 +221,6 @@ def schedule(values: Mapping[str, Any]) -> Settings:
 
 
 # --- what a finished cell has left ----------------------------------------------------------------------------------
-
-
-def open_folder(folder: Path, flag: str, kind: str) -> None:
-    """Make a folder for a bench; refuse one of another version or for something else."""
-    marker = folder / "bench.json"
-    mine = {"format": FORMAT, "boovae": boovae.__version__, "holds": kind}
-    if marker.exists():
-        found = _read_json(marker, "choose another folder, or remove this one")
-        different = [f"{name} {found.get(name)} there, {value} here" for name, value in mine.items()]
-        different = [text for text, name in zip(different, mine, strict=True) if found.get(name) != mine[name]]
-        if different:
-            raise InputError(
-                f"{folder} ({flag}) was written by another version or another bench ({'; '.join(different)}): "
-                "choose another folder, or remove this one"
-            )
-    prepared(folder, flag)
-    if not marker.exists():
-        write_file(marker, json.dumps(mine).encode())
 
 
 def file_name(dataset: str) -> str:
