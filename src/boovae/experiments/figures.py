@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from boovae.experiments.measured import Measured
-from boovae.experiments.paper import DATASET_NAMES, comparable
-from boovae.experiments.shown import LEARNED, opened
+from boovae.experiments.paper import comparable, dataset_title
+from boovae.experiments.shown import LEARNED, Sheet, opened
 from boovae.experiments.statistics import Spread
 from boovae.experiments.tables import beside, rows_of, title_of
 from boovae.report.charts import COLOURS, Series, chart
@@ -40,8 +40,11 @@ def line(points: Sequence[tuple[float, Spread]], colour: int, dashed: bool = Fal
 
 
 def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Markup]:
-    """Draw a metric over the tasks seen, as we measured it and, if wanted, as the paper prints it."""
-    name = DATASET_NAMES.get(measured.dataset, measured.dataset)
+    """Draw a metric over the tasks seen, as we measured it and, if wanted, as the paper prints it.
+
+    Where the two can be compared they have the same axes.
+    """
+    name = dataset_title(measured.dataset)
     ours, theirs = [], []
     printed = beside(measured, metric)
     for colour, label in enumerate(measured.labels):
@@ -52,8 +55,11 @@ def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Marku
         theirs.append(line([(seen, Spread(p.mean, p.std, 0)) for seen, p in theirs_too if p], colour))
     printed_title = title_of(metric) if comparable(metric) else "FID"
     whose = ((ours, title_of(metric), "measured"), (theirs, printed_title, "in the paper"))
-    wide = metric == "nll"
-    charts = [chart(lines, f"{title} on {name}, {how}", "tasks seen", wide=wide) for lines, title, how in whose]
+    both = [*ours, *theirs] if comparable(metric) else []
+    charts = [
+        chart(lines, f"{title} on {name}, {how}", "tasks seen", wide=metric == "nll", beside=both)
+        for lines, title, how in whose
+    ]
     return [drawn for drawn in charts if drawn]
 
 
@@ -110,34 +116,53 @@ def _colours() -> str:
     return f"svg {{ {names} color: var(--ink); font-family: sans-serif; }} text {{ fill: currentColor; }}"
 
 
-def samples(measured: Measured) -> bytes | None:
-    """Lay the samples out as PNG: a row per method, a column per number of tasks seen; None if there are none."""
-    pictures: dict[tuple[str, int], Image] = {}
+def samples(measured: Measured) -> Sheet | None:
+    """Return the samples, a row per method, a column per number of tasks seen; None if there are none."""
+    found: dict[tuple[str, int], str] = {}
     for cell, summary in measured.cells:
         for task, picture in enumerate(summary.get("samples", ())):
-            pictures[cell.label, (task + 1) * cell.together] = opened(picture)
-    drawn = {label for label, _ in pictures}
-    return png(_laid_out(pictures, [label for label in measured.labels if label in drawn])) if pictures else None
-
-
-def learned(measured: Measured) -> bytes | None:
-    """Lay out what the decoders make of learned components: a row per method and task; None without any."""
-    from PIL import Image
-
+            found[cell.label, (task + 1) * cell.together] = picture
+    drawn = {label for label, _ in found}
+    counts = sorted({seen for _, seen in found})
     rows = [
-        (f"{cell.label}, {name}", [opened(picture).convert("RGB") for picture in pictures])
+        (label, [found.get((label, seen), "") for seen in counts]) for label in measured.labels if label in drawn
+    ]
+    return Sheet([str(seen) for seen in counts], rows) if rows else None
+
+
+def learned(measured: Measured) -> Sheet | None:
+    """Return what the decoders make of learned components: a row per method and task; None without any."""
+    rows = [
+        (f"{cell.label}, {name}", pictures)
         for cell, summary in measured.cells
         for name, pictures in summary.get("components", {}).items()
     ]
-    if not rows:
-        return None
-    wide, high = (max(getattr(image, side) for _, row in rows for image in row) for side in ("width", "height"))
+    return Sheet([], rows) if rows else None
+
+
+def laid_out(sheet: Sheet) -> bytes:
+    """Lay a sheet out as PNG; pictures stand apart where their columns have a head."""
+    from PIL import Image
+
+    rows = [(label, [opened(text) if text else None for text in row]) for label, row in sheet.rows]
+    drawn = [picture for _, row in rows for picture in row if picture]
+    apart, top = (GAP, LABEL_HEIGHT) if sheet.head else (0, 0)
+    wide, high = (max(getattr(picture, side) for picture in drawn) for side in ("width", "height"))
+    wide, high = wide + apart, high + GAP
     left = _label_width([label for label, _ in rows])
-    whole = Image.new("RGB", (left + wide * LEARNED, (high + GAP) * len(rows)), "white")
+    grey = bool(sheet.head) and all(picture.mode == "L" for picture in drawn)
+    size = left + wide * (len(sheet.head) or LEARNED), top + high * len(rows)
+    whole = Image.new("L" if grey else "RGB", size, "white")
+    if sheet.head:
+        _write(whole, (GAP, 4), "tasks seen")
+    for column, text in enumerate(sheet.head):
+        _write(whole, (left + column * wide, 4), text)
     for place, (label, row) in enumerate(rows):
-        _write(whole, (GAP, place * (high + GAP) + high // 2 - 8), label)
-        for column, image in enumerate(row):
-            whole.paste(image, (left + column * wide, place * (high + GAP)))
+        down = top + place * high
+        _write(whole, (GAP, down + (high - GAP + apart) // 2 - 8), label)
+        for column, picture in enumerate(row):
+            if picture:
+                whole.paste(picture, (left + column * wide, down))
     return png(whole)
 
 
@@ -156,24 +181,3 @@ def _font() -> FreeTypeFont | ImageFont:
     from PIL.ImageFont import load_default
 
     return load_default(13)
-
-
-def _laid_out(pictures: dict[tuple[str, int], Image], labels: Sequence[str]) -> Image:
-    from PIL import Image as Picture
-
-    counts = sorted({seen for _, seen in pictures})
-    wide, high = (max(getattr(picture, side) for picture in pictures.values()) + GAP for side in ("width", "height"))
-    left = _label_width(labels)
-    size = left + wide * len(counts), LABEL_HEIGHT + high * len(labels)
-    grey = all(picture.mode == "L" for picture in pictures.values())
-    whole = Picture.new("L" if grey else "RGB", size, "white")
-    _write(whole, (GAP, 4), "tasks seen")
-    for column, seen in enumerate(counts):
-        _write(whole, (left + column * wide, 4), str(seen))
-    for row, label in enumerate(labels):
-        top = LABEL_HEIGHT + row * high
-        _write(whole, (GAP, top + high // 2 - 8), label)
-        for column, seen in enumerate(counts):
-            if (label, seen) in pictures:
-                whole.paste(pictures[label, seen], (left + column * wide, top))
-    return whole

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from boovae.experiments.shown import Sheet
 from boovae.experiments.tables import Table
 from boovae.report.charts import COLOURS
 from boovae.report.frame import environment, own_file
@@ -31,23 +31,41 @@ SHEETS = {
 
 @dataclass(frozen=True)
 class Panels:
-    """Charts with a title and a word on how to read them."""
+    """Charts with a title and a word on how to read them; `folded`, a reader opens them.
 
+    `name` is what a link to them ends with, `short` what it says.
+    """
+
+    name: str
+    short: str
     title: str
     how: str
     charts: Sequence[Markup]
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A table of texts with a title and a word on how to read it."""
+
+    title: str
+    how: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What the page says of a dataset."""
+    """What the page says of a dataset; its links begin with `name`."""
 
+    name: str
     title: str
     legend: Sequence[str]
     tables: Sequence[Table]
     figures: Sequence[Panels]
-    pictures: Mapping[str, bytes]
+    pictures: Mapping[str, Sheet]
     made_with: Mapping[str, str]
+    numbers: Plain | None = None
 
     @property
     def swatches(self) -> list[tuple[str, int, bool]]:
@@ -55,19 +73,30 @@ class Chapter:
         return [(label, index % COLOURS, index >= COLOURS) for index, label in enumerate(self.legend)]
 
     @property
-    def sheets(self) -> list[tuple[str, str, str]]:
-        """Title, a word on how to read it, and the picture as a page holds it."""
-        return [
-            (*SHEETS[name], "data:image/png;base64," + base64.b64encode(picture).decode("ascii"))
-            for name, picture in self.pictures.items()
-        ]
+    def sheets(self) -> list[tuple[str, str, str, Sheet]]:
+        """Name, title, a word on how to read it, and the pictures."""
+        return [(name, *SHEETS[name], sheet) for name, sheet in self.pictures.items()]
+
+    @property
+    def drawn(self) -> list[Panels]:
+        """The figures that have charts."""
+        return [figure for figure in self.figures if figure.charts]
+
+    @property
+    def contents(self) -> list[tuple[str, str]]:
+        """What the list of contents names: where it leads and what it says."""
+        found = [(table.metric, table.short) for table in self.tables]
+        found += [("numbers", "numbers")] if self.numbers else []
+        found += [(figure.name, figure.short) for figure in self.drawn]
+        found += [(name, name) for name in self.pictures]
+        return [(f"{self.name}-{name}", text) for name, text in found]
 
 
 def render(
     title: str,
     chapters: Sequence[Chapter],
     findings: Mapping[str, str],
-    differences: Sequence[tuple[object, ...]],
+    differences: Plain | None,
     missing: Sequence[str],
 ) -> bytes:
     """Return the page."""

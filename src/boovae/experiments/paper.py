@@ -68,7 +68,9 @@ FACES_NAMES = {
     "coreset-80": "Random Coreset (80)",
     "boo": "Boo (40 comp.)",
 }
-DATASET_NAMES = {"mnist": "MNIST", "notmnist": "notMNIST", "fashion_mnist": "fashionMNIST", "celeba": "CelebA"}
+DATASET_NAMES = {"mnist": "MNIST", "notmnist": "notMNIST", "fashion_mnist": "Fashion-MNIST", "celeba": "CelebA"}
+#: What the files of its numbers call them.
+PRINTED_NAMES = DATASET_NAMES | {"fashion_mnist": "fashionMNIST"}
 #: Decimals the paper prints, by metric; of distances one.
 DECIMALS = {"nll": 1, "diversity": 2}
 
@@ -80,6 +82,15 @@ class Printed:
     mean: float
     std: float
     text: str
+
+
+def dataset_title(dataset: str) -> str:
+    """Return what a person calls a dataset.
+
+    >>> dataset_title("fashion_mnist"), dataset_title("npz:mine.npz")
+    ('Fashion-MNIST', 'npz:mine.npz')
+    """
+    return DATASET_NAMES.get(dataset, dataset)
 
 
 def is_distance(metric: str) -> bool:
@@ -117,7 +128,7 @@ def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
     path = resources.files("boovae.experiments") / "printed" / f"{'fid' if is_distance(metric) else metric}.csv"
     if not path.is_file():
         return {}
-    datasets = {theirs: ours for ours, theirs in DATASET_NAMES.items()}
+    datasets = {theirs: ours for ours, theirs in PRINTED_NAMES.items()}
     methods = {theirs: ours for ours, theirs in (FACES_NAMES if is_distance(metric) else METHOD_NAMES).items()}
     rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
     return {

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from boovae.experiments import grid
-from boovae.experiments.figures import PER_TASK, curves, learned, panels, samples, sheet
+from boovae.experiments.figures import PER_TASK, curves, laid_out, learned, panels, samples, sheet
 from boovae.experiments.findings import DIFFERENCES, differences, differences_markdown, findings
 from boovae.experiments.measured import Measured
-from boovae.experiments.page import Chapter, Panels, render
-from boovae.experiments.paper import DATASET_NAMES, DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, comparable
+from boovae.experiments.page import Chapter, Panels, Plain, render
+from boovae.experiments.paper import DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, comparable, dataset_title
 from boovae.experiments.request import Request
-from boovae.experiments.tables import HEAD, as_csv, table
+from boovae.experiments.tables import HEAD, as_csv, table, title_of
 from boovae.files import write_file
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["DATASETS", "plan", "write"]
 
 HOW = "The band is one standard deviation over the seeds; lower is better."
+HOW_DIFFERENCES = (
+    "Mean of the differences after the last task and the interval that holds 95 % of its bootstrap over seeds; negative: "
+    "the first method is better."
+)
 HOW_PANELS = {
     "nll": "One panel per task, from the moment it was learned: a line that rises is forgetting.",
     "diversity": "One panel per class: above 0 it is drawn too seldom, below 0 too often.",
@@ -67,9 +71,20 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
     write_file(folder / "differences.md", differences_markdown(compared).encode())
     found = findings(measured, request.metrics)
     chapters = [_chapter(request, each) for each in measured]
-    write_file(folder / "report.html", render("The paper's tables, measured", chapters, found, compared, missing))
+    page = render("The paper's tables, measured", chapters, found, _compared(compared), missing)
+    write_file(folder / "report.html", page)
     write_file(folder / "findings.json", (json.dumps(found, indent=1) + "\n").encode())
     return found
+
+
+def _compared(records: Sequence[tuple[object, ...]]) -> Plain | None:
+    """Return the differences as the page shows them; None without any."""
+    rows = [
+        (dataset_title(str(dataset)), title_of(str(metric)), str(method), str(other), str(difference), f"{low} to {high}")
+        for dataset, metric, _, method, other, difference, low, high, _ in records
+    ]
+    head = ("dataset", "metric", "method", "other", "difference", "interval")
+    return Plain("Method against method, seed by seed", HOW_DIFFERENCES, head, rows) if rows else None
 
 
 def _chapter(request: Request, measured: Measured) -> Chapter:
@@ -82,20 +97,20 @@ def _chapter(request: Request, measured: Measured) -> Chapter:
         for metric in request.metrics
         for drawn in curves(measured, metric, paper=comparable(metric) or metric == distance)
     ]
-    figures = [Panels("As tasks arrive", HOW, over_tasks)]
+    figures = [Panels("charts", "charts", "As tasks arrive", HOW, over_tasks)]
     _save(request, f"{stem}_curves.svg", over_tasks, measured.labels, 2)
     for metric in filter(PER_TASK.__contains__, request.metrics):
         drawn = panels(measured, metric)
-        figures.append(Panels(f"Task by task: {PER_TASK[metric][1]}", HOW_PANELS[metric], drawn))
+        panel_title, short = f"Task by task: {PER_TASK[metric][1]}", f"{title_of(metric)} task by task"
+        figures.append(Panels(f"{metric}-per-task", short, panel_title, HOW_PANELS[metric], drawn, folded=True))
         _save(request, f"{stem}_{metric}_per_task.svg", drawn, measured.labels, 5)
     pictures = {"samples": samples(measured), "components": learned(measured)}
-    for name, picture in pictures.items():
-        if picture is not None:
-            write_file(request.results / f"{stem}_{name}.png", picture)
-    title = DATASET_NAMES.get(measured.dataset, measured.dataset)
+    shown = {name: pictured for name, pictured in pictures.items() if pictured is not None}
+    for name, pictured in shown.items():
+        write_file(request.results / f"{stem}_{name}.png", laid_out(pictured))
+    title = dataset_title(measured.dataset)
     tables = [table(measured, metric) for metric in request.metrics]
-    shown = {name: picture for name, picture in pictures.items() if picture is not None}
-    return Chapter(title, measured.labels, tables, figures, shown, measured.made_with(request.command))
+    return Chapter(stem, title, measured.labels, tables, figures, shown, measured.made_with(request.command))
 
 
 def _save(request: Request, name: str, charts: Sequence[Markup], legend: Sequence[str], columns: int) -> None:

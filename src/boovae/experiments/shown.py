@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,14 @@ SAMPLES, GRID = 4, 8
 LARGE = 200
 #: Components of a task that are kept, the heaviest: those that stand for many images.
 LEARNED = 10
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Pictures in rows, as PNG in base64, each row with its label; an empty text where there is none."""
+
+    head: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
 
 
 def sample_pictures(run: Path, tasks: int) -> list[str]:

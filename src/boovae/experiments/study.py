@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from boovae.experiments.figures import line, sheet
 from boovae.experiments.grid import file_name
 from boovae.experiments.measured import Measured
-from boovae.experiments.page import Chapter, Panels, render
-from boovae.experiments.paper import DATASET_NAMES
+from boovae.experiments.page import Chapter, Panels, Plain, render
+from boovae.experiments.paper import dataset_title
 from boovae.experiments.request import Request
 from boovae.experiments.statistics import Spread
 from boovae.experiments.tables import as_csv
@@ -51,13 +52,14 @@ def write_study(
     chapters = []
     for each in measured:
         each.write_csv(folder / f"{file_name(each.dataset)}.csv", request.command)
-        name = DATASET_NAMES.get(each.dataset, each.dataset)
-        charts, legend = [], []
+        name = dataset_title(each.dataset)
+        charts, legend, by_metric = [], [], []
         for metric, metric_title in titles.items():
             found = lines(each, metric)
             legend = [one.label for one in found]
             series = [line(one.points, colour, dashed=one.flat) for colour, one in enumerate(found)]
             charts.append(chart(series, f"{metric_title} on {name}", at))
+            by_metric.append(found)
             records += [(each.dataset, metric, *record) for one in found for record in _records(one)]
         charts = [drawn for drawn in charts if drawn]
         if charts:
@@ -65,10 +67,13 @@ def write_study(
         how = (
             f"After {each.tasks} tasks; the band is one standard deviation over the seeds. Dashed: independent of {at}."
         )
-        chapters.append(Chapter(name, legend, [], [Panels(title, how, charts)], {}, each.made_with(request.command)))
+        figures = [Panels("charts", "charts", "Charts", how, charts)]
+        made_with, numbers = each.made_with(request.command), _numbers(at, each.tasks, list(titles.values()), by_metric)
+        chapters.append(Chapter(file_name(each.dataset), name, legend, [], figures, {}, made_with, numbers))
     write_file(folder / f"{request.study}.csv", as_csv(HEAD, iter(records)))
     write_file(folder / f"{request.study}.md", _markdown(title, at, records).encode())
-    write_file(folder / "report.html", render(title, chapters, findings, [], missing))
+    names = {each.dataset: dataset_title(each.dataset) for each in measured}
+    write_file(folder / "report.html", render(title, chapters, _titled(findings, names), None, missing))
     write_file(folder / "findings.json", (json.dumps(findings, indent=1) + "\n").encode())
     return findings
 
@@ -76,6 +81,39 @@ def write_study(
 def _records(one: Line) -> list[tuple[object, ...]]:
     points = one.points[:1] if one.flat else one.points
     return [(one.label, "" if one.flat else f"{at:g}", *spread.record) for at, spread in points]
+
+
+def _numbers(at: str, tasks: int, titles: Sequence[str], by_metric: Sequence[Sequence[Line]]) -> Plain | None:
+    """Return the numbers of all lines, a column per metric; None without any."""
+    texts: dict[tuple[str, str], list[str]] = {}
+    for column, lines in enumerate(by_metric):
+        for one in lines:
+            for x, spread in one.points[:1] if one.flat else one.points:
+                row = texts.setdefault((one.label, "" if one.flat else f"{x:g}"), [""] * len(titles))
+                row[column] = _text(spread)
+    how = f"After {tasks} tasks: mean (standard deviation) over seeds."
+    rows = [(label, x, *row) for (label, x), row in texts.items()]
+    return Plain("Numbers", how, ("", at, *titles), rows) if rows else None
+
+
+def _text(spread: Spread) -> str:
+    """Write mean and deviation to four figures and two.
+
+    >>> _text(Spread(140.438, 2.36776, 5)), _text(Spread(0.00235377, 0.000687216, 5)), _text(Spread(12345.6, 0.0, 1))
+    ('140.4 (2.4)', '0.002354 (0.00069)', '12346')
+    """
+    deviation = f" ({_figures(spread.std, 2)})" if spread.seeds > 1 and math.isfinite(spread.std) else ""
+    return _figures(spread.mean, 4) + deviation
+
+
+def _figures(value: float, count: int) -> str:
+    return f"{value:.{count}g}" if abs(value) < 10**count else f"{value:.0f}"
+
+
+def _titled(findings: dict[str, str], names: dict[str, str]) -> dict[str, str]:
+    """Return findings that begin with a dataset under the name a person knows it by."""
+    parts = {key: key.partition(": ") for key in findings}
+    return {names.get(head, head) + colon + rest: findings[key] for key, (head, colon, rest) in parts.items()}
 
 
 def _markdown(title: str, at: str, records: Sequence[tuple[object, ...]]) -> str:

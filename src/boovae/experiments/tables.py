@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from boovae.experiments.measured import Measured
-from boovae.experiments.paper import DATASET_NAMES, DECIMALS, FACES, Printed, comparable, is_distance, numbers
+from boovae.experiments.paper import DECIMALS, FACES, Printed, comparable, dataset_title, is_distance, numbers
 from boovae.experiments.statistics import Spread
 
 TITLES = {"nll": "NLL", "diversity": "Diversity", "fid": "FID"}
@@ -94,8 +94,13 @@ class Table:
 
     @property
     def title(self) -> str:
-        """Metric and dataset, as the paper calls it."""
-        return f"{title_of(self.metric)} on {DATASET_NAMES.get(self.dataset, self.dataset)}"
+        """Metric and dataset."""
+        return f"{title_of(self.metric)} on {dataset_title(self.dataset)}"
+
+    @property
+    def short(self) -> str:
+        """The metric alone."""
+        return title_of(self.metric)
 
     @property
     def compared(self) -> bool:

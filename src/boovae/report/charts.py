@@ -59,17 +59,23 @@ class Series:
 
 
 def chart(
-    series: Sequence[Series], label: str, x_label: str, clip: bool = False, salt: str = "", wide: bool = False
+    series: Sequence[Series],
+    label: str,
+    x_label: str,
+    clip: bool = False,
+    salt: str = "",
+    wide: bool = False,
+    beside: Sequence[Series] = (),
 ) -> Markup:
     """Draw the series that have any number; an empty text where none has."""
     from markupsafe import Markup
 
-    full = [line for line in series if np.isfinite(line.y).any()]
+    full, others = ([line for line in lines if np.isfinite(line.y).any()] for lines in (series, beside))
     if not full:
         return Markup("")
     ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in map(_ends, full))
     describe = f"{label} over {x_label}: {ends}"
-    return Markup(line_chart(full, describe, x_label, label, clip, salt, wide))  # text in it is ours alone
+    return Markup(line_chart(full, describe, x_label, label, clip, salt, wide, others))  # text in it is ours alone
 
 
 def _ends(line: Series) -> tuple[float, float]:
@@ -85,12 +91,14 @@ def line_chart(
     clip: bool = False,
     salt: str = "",
     wide: bool = False,
+    beside: Sequence[Series] = (),
 ) -> str:
     """Return an SVG element; `describe` is its text alternative.
 
     With `clip` the steep first epochs of every task may leave the frame, so that the rest can be seen; with `wide` the
     axis is logarithmic where the largest number is more than WIDE times the smallest, so that one bad series does not
-    press the others together. Charts with the same labels on one page need different `salt`.
+    press the others together. Charts with the same labels on one page need different `salt`. The axes have room for
+    the series `beside`, too, which are not drawn: charts that stand side by side can have the same axes.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -114,13 +122,17 @@ def line_chart(
                 marker="o" if line.marks else "",
                 markersize=3.5,
             )
+        for line in beside:
+            for edge in (line.y - line.band, line.y + line.band):
+                axes.update_datalim(np.column_stack((line.x, edge)))
+        axes.autoscale_view()
         if clip and (span := settled_range(series)):
             axes.set_ylim(*span)
         axes.set_xlabel(x_label)
         axes.set_title(y_label, loc="left", fontsize=9)  # above, not sideways: read without turning the head
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        if wide and _is_wide(series):
+        if wide and _is_wide([*series, *beside]):
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
             axes.yaxis.set_major_formatter(ScalarFormatter())
