@@ -16,7 +16,7 @@ from PIL import Image
 from bench_parts import made_up
 from boovae.cli import main
 from boovae.experiments import paper_bench
-from boovae.experiments.figures import learned
+from boovae.experiments.figures import laid_out, learned
 from boovae.experiments.findings import findings
 from boovae.experiments.grid import Cell, plan
 from boovae.experiments.measured import Measured
@@ -146,9 +146,9 @@ def test_of_learned_components_the_decoded_are_shown_the_heaviest_first(tmp_path
     (tmp_path / cell.name / "components.json").write_text(json.dumps({"components": listed}))
     measured = with_distances(cell, 1.0)
     measured.cells[0][1]["components"] = component_pictures(tmp_path / cell.name)
-    content = learned(measured)
-    assert content is not None
-    pixels = np.asarray(Image.open(io.BytesIO(content)))
+    sheet = learned(measured)
+    assert sheet is not None
+    pixels = np.asarray(Image.open(io.BytesIO(laid_out(sheet))))
     assert not (pixels == (255, 0, 0)).all(2).any()
     columns = [int(np.flatnonzero((pixels == (0, 0, value)).all(2).any(0))[0]) for value in (127, 255)]
     assert columns[0] < columns[1]

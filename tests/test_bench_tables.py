@@ -17,6 +17,7 @@ from scipy import stats
 from bench_parts import made_up, paper_cell
 from boovae.errors import InputError
 from boovae.experiments import components, coreset_size, paper_bench
+from boovae.experiments.figures import curves
 from boovae.experiments.findings import differences, findings
 from boovae.experiments.grid import Cell, plan
 from boovae.experiments.measured import Measured
@@ -206,6 +207,39 @@ def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured,
         drawing = ElementTree.parse(asked.results / name).getroot()
         assert "ewc" in "".join(drawing.itertext())
     assert (asked.results / "mnist_samples.png").stat().st_size > 1000
+    wanted = ["", "-nll", "-diversity", "-charts", "-nll-per-task", "-diversity-per-task", "-samples", "-components"]
+    assert links(page) == ["findings", *(f"mnist{end}" for end in wanted), "differences"]
+    assert page.index('alt="boo, 3 tasks seen"') < page.index("<summary><h3>What components stand for</h3>")
+
+
+def links(page: str) -> list[str]:
+    """Return where the links of a page lead, each to a place that is there once."""
+    found = re.findall(r'href="#([^"]*[a-z])"', page[: page.index("</nav>")])
+    assert all(page.count(f' id="{place}"') == 1 for place in found)
+    return found
+
+
+def test_what_is_measured_and_what_the_paper_prints_have_the_same_axes(measured: Measured) -> None:
+    def ticks(drawing: str) -> list[tuple[str, ...]]:
+        return re.findall(r'<text[^>]*\b(?:x|transform)="([^"]*)"[^>]*>([\d.]+)</text>', drawing)
+
+    for metric in ("nll", "diversity"):
+        ours, theirs = map(str, curves(measured, metric))
+        assert ticks(ours), "no tick was found"
+        assert ticks(ours) == ticks(theirs)
+
+
+@pytest.mark.parametrize(("dataset", "title"), [("fashion_mnist", "Fashion-MNIST"), ("notmnist", "notMNIST")])
+def test_a_dataset_has_one_title_everywhere(dataset: str, title: str, tmp_path: Path) -> None:
+    asked = request(tmp_path)
+    found = Measured(dataset)
+    cell = paper_cell(dataset, "boo")
+    found.add(cell, made_up(cell, lambda seen, seed: 250.0, even))
+    paper_bench.write(asked, [found], [])
+    assert f"## NLL on {title}" in (asked.results / "nll.md").read_text()
+    page = (asked.results / "report.html").read_text()
+    for words in (f">{title}</h2>", f"NLL on {title}</h3>", f"NLL on {title}, in the paper"):
+        assert words in page
 
 
 def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -> None:
@@ -221,7 +255,11 @@ def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -
     rows = list(csv.DictReader((asked.results / "coreset-size.csv").open()))
     assert [row["at"] for row in rows if row["metric"] == "nll"] == ["15", "50", "100", "200", "500", ""]
     assert ElementTree.parse(asked.results / "mnist.svg").getroot() is not None
-    assert "Size of the coreset" in (asked.results / "report.html").read_text()
+    page = (asked.results / "report.html").read_text()
+    assert "Size of the coreset" in page
+    assert "MNIST: coreset below boo in NLL" in page
+    assert '<th scope="row">coreset</th><td>200</td><td>98.00 (0.0)</td>' in page
+    assert links(page) == ["findings", "mnist", "mnist-numbers", "mnist-charts"]
 
 
 def test_a_size_that_is_enough_by_chance_is_not_said_to_be_where_it_begins(tmp_path: Path) -> None:

@@ -124,9 +124,7 @@ def samples(measured: Measured) -> Sheet | None:
             found[cell.label, (task + 1) * cell.together] = picture
     drawn = {label for label, _ in found}
     counts = sorted({seen for _, seen in found})
-    rows = [
-        (label, [found.get((label, seen), "") for seen in counts]) for label in measured.labels if label in drawn
-    ]
+    rows = [(label, [found.get((label, seen), "") for seen in counts]) for label in measured.labels if label in drawn]
     return Sheet([str(seen) for seen in counts], rows) if rows else None
 
 

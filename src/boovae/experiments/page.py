@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from boovae.experiments.shown import Sheet
-from boovae.experiments.tables import Table
+from boovae.experiments.tables import Table, title_of
 from boovae.report.charts import COLOURS
 from boovae.report.frame import environment, own_file
 
@@ -46,12 +46,13 @@ class Panels:
 
 @dataclass(frozen=True)
 class Plain:
-    """A table of texts with a title and a word on how to read it."""
+    """A table of texts with a title and a word on how to read it; the column `strong` stands out."""
 
     title: str
     how: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    strong: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Chapter:
     @property
     def contents(self) -> list[tuple[str, str]]:
         """What the list of contents names: where it leads and what it says."""
-        found = [(table.metric, table.short) for table in self.tables]
+        found = [(table.metric, f"{title_of(table.metric)} table") for table in self.tables]
         found += [("numbers", "numbers")] if self.numbers else []
         found += [(figure.name, figure.short) for figure in self.drawn]
         found += [(name, name) for name in self.pictures]

@@ -23,8 +23,8 @@ __all__ = ["DATASETS", "plan", "write"]
 
 HOW = "The band is one standard deviation over the seeds; lower is better."
 HOW_DIFFERENCES = (
-    "Mean of the differences after the last task and the interval that holds 95 % of its bootstrap over seeds; negative: "
-    "the first method is better."
+    "Mean of the differences after the last task and the interval that holds 95 % of its bootstrap over seeds; "
+    "negative: the first method is better."
 )
 HOW_PANELS = {
     "nll": "One panel per task, from the moment it was learned: a line that rises is forgetting.",
@@ -79,12 +79,14 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
 
 def _compared(records: Sequence[tuple[object, ...]]) -> Plain | None:
     """Return the differences as the page shows them; None without any."""
+    if not records:
+        return None
     rows = [
-        (dataset_title(str(dataset)), title_of(str(metric)), str(method), str(other), str(difference), f"{low} to {high}")
+        (dataset_title(str(dataset)), title_of(str(metric)), *map(str, (method, other, difference)), f"{low} to {high}")
         for dataset, metric, _, method, other, difference, low, high, _ in records
     ]
     head = ("dataset", "metric", "method", "other", "difference", "interval")
-    return Plain("Method against method, seed by seed", HOW_DIFFERENCES, head, rows) if rows else None
+    return Plain("Method against method, seed by seed", HOW_DIFFERENCES, head, rows, strong="difference")
 
 
 def _chapter(request: Request, measured: Measured) -> Chapter:

@@ -98,11 +98,6 @@ class Table:
         return f"{title_of(self.metric)} on {dataset_title(self.dataset)}"
 
     @property
-    def short(self) -> str:
-        """The metric alone."""
-        return title_of(self.metric)
-
-    @property
     def compared(self) -> bool:
         """Whether the paper has numbers for it."""
         return any(entry.paper for _, entries in self.rows for entry in entries)
