@@ -258,7 +258,7 @@ def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -
     page = (asked.results / "report.html").read_text()
     assert "Size of the coreset" in page
     assert "MNIST: coreset below boo in NLL" in page
-    assert '<th scope="row">coreset</th><td>200</td><td>98.00 (0.0)</td>' in page
+    assert '<th scope="row">coreset</th><td>200</td><td>98.0 (0.0)</td>' in page
     assert links(page) == ["findings", "mnist", "mnist-numbers", "mnist-charts"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -55,9 +56,9 @@ def test_samples_are_compared_with_validation_images(
     asked: list[Task] = []
     scores = Reference.scores
 
-    def watched(self: Reference, samples: Tensor, tasks: Sequence[Task]) -> Scores:
+    def watched(self: Reference, samples: Tensor, tasks: Sequence[Task], *others: Any) -> Scores:
         asked.extend(tasks)
-        return scores(self, samples, tasks)
+        return scores(self, samples, tasks, *others)
 
     monkeypatch.setattr(Reference, "scores", watched)
     flags = ["--tasks", "2", "--samples", "3", "--images", "10", "--device", "cpu", "--features", "classifier"]

@@ -97,17 +97,14 @@ def _numbers(at: str, tasks: int, titles: Sequence[str], by_metric: Sequence[Seq
 
 
 def _text(spread: Spread) -> str:
-    """Write mean and deviation to four figures and two.
+    """Write mean and deviation with one decimal, small ones with three.
 
     >>> _text(Spread(247.0, 2.36776, 5)), _text(Spread(0.00235377, 0.000687216, 5)), _text(Spread(12345.6, math.nan, 1))
-    ('247.0 (2.4)', '0.002354 (0.00069)', '12346')
+    ('247.0 (2.4)', '0.002 (0.001)', '12345.6')
     """
-    deviation = f" ({_figures(spread.std, 2)})" if math.isfinite(spread.std) else ""
-    return _figures(spread.mean, 4) + deviation
-
-
-def _figures(value: float, count: int) -> str:
-    return f"{value:#.{count}g}" if abs(value) < 10 ** (count - 1) else f"{value:.0f}"
+    decimals = 1 if abs(spread.mean) >= 10 else 3
+    deviation = f" ({spread.std:.{decimals}f})" if math.isfinite(spread.std) else ""
+    return f"{spread.mean:.{decimals}f}{deviation}"
 
 
 def _titled(findings: dict[str, str], names: dict[str, str]) -> dict[str, str]:
