@@ -108,7 +108,8 @@ def test_steps_equal_those_of_torchs_own_batch_normalisation_and_adam(functional
         state = model.state_dict()
         for name, tensor in replicas.tensors().items():
             theirs = name.replace(".mean", ".running_mean").replace(".variance", ".running_var")
-            torch.testing.assert_close(tensor[row], state[theirs], rtol=1e-6, atol=1e-8)
+            # A bias before a normalisation has no gradient but rounding, of which Adam makes up to 1e-7 in a step.
+            torch.testing.assert_close(tensor[row], state[theirs], rtol=1e-6, atol=1e-6)
 
 
 def test_only_the_first_pass_learns_statistics_and_later_ones_share_them() -> None:
