@@ -108,7 +108,7 @@ def distances_of(trainer: Trainer, planned: Stream, references: Sequence[Referen
         return []
     tasks = [dataclasses.replace(task, test=task.valid) for task in planned]
     samples = generate(trainer, trainer.settings.generated)
-    return [reference.compare(samples, tasks).frechet.tolist() for reference in references]
+    return [reference.scores(reference.features(samples), tasks).frechet.tolist() for reference in references]
 
 
 if __name__ == "__main__":

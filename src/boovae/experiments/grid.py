@@ -240,7 +240,7 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
     path = summary_path(folder, cell.name)
     if not path.exists():
         return None
-    summary = _read_json(path, AGAIN)
+    summary = _read_json(path)
     if summary.get("format") != FORMAT:
         raise InputError(f"{path} has format {summary.get('format')}, this version reads {FORMAT}: {AGAIN}")
     try:
@@ -253,11 +253,11 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
     return summary
 
 
-def _read_json(path: Path, remedy: str) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}; {remedy}") from error
+        raise InputError(f"cannot read {path}: {error}; {AGAIN}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} is damaged: {remedy}")
+        raise InputError(f"{path} is damaged: {AGAIN}")
     return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> None:
     for name in ("boovae", "python", "torch", "device", "commit"):
         record.text(f"environment.{name}")
     for name in ("seconds.train", "seconds.evaluate"):
-        if record.number(name) != record.number(name):
+        if math.isnan(record.number(name)):
             raise record.error(f"'{name}' must be a number")
     _check_pictures(record)
 

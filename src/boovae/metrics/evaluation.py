@@ -230,7 +230,7 @@ def _frechet(
     for reference in references:
         tally = tallies.setdefault(f"frechet {reference.network.name}", Tally())
         # The likelihood took most of the time: the share that is done stays at all.
-        scores = reference.compare(samples, tasks, tally, lambda share: progress(1.0))
+        scores = reference.scores(reference.features(samples), tasks, tally, lambda share: progress(1.0))
         numbers = {name: listed(values.cpu().numpy()) for name, values in scores._asdict().items()}
         images = sum(len(task.test.images) for task in tasks)
         sets[reference.network.name] = {

@@ -59,15 +59,9 @@ class Reference:
         self.network = network
         self._known: dict[int, tuple[Task, Real]] = {}
 
-    def compare(
-        self,
-        samples: Tensor,
-        tasks: Sequence[Task],
-        tally: Tally | None = None,
-        progress: Callable[[float], None] | None = None,
-    ) -> Scores:
-        """Return how near samples (R, N, D) are to the tasks' images; `tally` and `progress` as in `scores`."""
-        return self.scores(torch.stack([self.network.features(own) for own in samples]), tasks, tally, progress)
+    def features(self, samples: Tensor) -> Tensor:
+        """Return what `scores` compares: the features (R, N, F) of samples (R, N, D)."""
+        return torch.stack([self.network.features(own) for own in samples])
 
     def scores(
         self,
