@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from boovae.arguments import Bench
+from boovae.bench.studies import bench
+from boovae.cli.arguments import Bench
 from boovae.config import Settings, from_mapping, resolve
 from boovae.data import Stream, load_stream, read_idx, write_idx
 from boovae.errors import BoovaeError
-from boovae.experiments.bench import bench
-from boovae.machine import choose_device
-from boovae.run import load_trainer, train
-from boovae.run_folder import Run
+from boovae.replicas.devices import choose_device
+from boovae.runs.folder import Run
+from boovae.runs.train import load_trainer, train
 from boovae.training.trainer import Trainer
 
 Case = Callable[[Path], object]

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from boovae.data.celeba import VIEWS
-from boovae.decode import View, decode_pictures
+from boovae.data.decoding import View, decode_pictures
 
 Bytes = NDArray[np.uint8]
 #: The quality that gives synthetic pictures the size of CelebA's files.

@@ -133,7 +133,7 @@ def fuzz_server(run: Path, count: int, seed: int = 0, device: str = "cpu") -> Fu
     except ImportError as error:
         raise InputError(f"{error.name} is not installed: pip install 'boovae[test]'") from error
 
-    words = [sys.executable, "-m", "boovae.cli", "serve", str(run), "--port", "0", "--samples", "50"]
+    words = [sys.executable, "-m", "boovae", "serve", str(run), "--port", "0", "--samples", "50"]
     words += ["--device", device]
     with (  # into a file: a server that says much would fill a pipe, and wait for ever
         tempfile.TemporaryFile("w+") as told,

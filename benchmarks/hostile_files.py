@@ -29,15 +29,15 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
-from boovae.cli import _events
+from boovae.cli.main import _events
 from boovae.config import Settings, resolve
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError
-from boovae.extend import extend
 from boovae.metrics.evaluation import generate
 from boovae.report import write_csv, write_report
-from boovae.run import load_trainer, train
-from boovae.run_folder import Run
+from boovae.runs.extend import extend
+from boovae.runs.folder import Run
+from boovae.runs.train import load_trainer, train
 from boovae.training import checkpoint
 from boovae.training.checkpoint import _checksum
 from boovae.training.trainer import Trainer

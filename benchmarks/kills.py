@@ -27,7 +27,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from boovae.cli import main
+from boovae.cli.main import main
 from boovae.metrics import likelihood
 from boovae.training import checkpoint
 
@@ -46,7 +46,7 @@ RUNS = {
 #: What a life has imported when it begins; without that it would do little else.
 IMPORTED = [
     "kills",
-    "boovae.report.html",
+    "boovae.report.page",
     "sklearn.datasets",
     "torch._dynamo",
     "matplotlib.pyplot",
@@ -84,7 +84,7 @@ def _counted(module: str, name: str, number: int, stop: Stop) -> None:
 
 
 def _component(number: int, stop: Stop) -> None:
-    _counted("boovae.boosting", "adam_step", 13 * number, stop)
+    _counted("boovae.boosting.losses", "adam_step", 13 * number, stop)
 
 
 def _evaluation(number: int, stop: Stop) -> None:
@@ -98,7 +98,7 @@ def _evaluation(number: int, stop: Stop) -> None:
 
 
 def _task_end(number: int, stop: Stop) -> None:
-    _counted("boovae.run_folder", "Run.checkpoint", number, stop)
+    _counted("boovae.runs.folder", "Run.checkpoint", number, stop)
 
 
 def _rename(number: int, stop: Stop) -> None:

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch.profiler import profile
 
+from boovae.bench.cells import schedule
+from boovae.cli.terminal import print_rows
 from boovae.config import Settings
-from boovae.experiments.grid import schedule
-from boovae.show import print_rows
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 from speed import IMAGES, machine, task_of

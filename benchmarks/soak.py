@@ -28,9 +28,9 @@ import torch
 
 from boovae.config import resolve
 from boovae.data import Stream, Task, load_stream
-from boovae.progress import Silent
-from boovae.run import train
-from boovae.run_folder import Run
+from boovae.runs.folder import Run
+from boovae.runs.progress import Silent
+from boovae.runs.train import train
 from boovae.training.trainer import Trainer
 
 #: Growth in bytes of a process per task, beyond what the method and the log explain, that counts as a leak.

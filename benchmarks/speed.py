@@ -26,12 +26,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from boovae.config import Settings, resolve
 from boovae.data import Split, Task
-from boovae.machine import matmul_precision, source_commit
 from boovae.metrics.likelihood import log_likelihood
-from boovae.training.engine import capture
+from boovae.model.vae import VAE
+from boovae.replicas.devices import matmul_precision, source_commit
+from boovae.replicas.engine import capture
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-from boovae.vae import VAE
 
 PIXELS, WIDTH, LATENT, BATCH, IMAGES = 784, 300, 40, 250, 5500
 LAYERS = [(PIXELS, WIDTH), (WIDTH, WIDTH), (WIDTH, 2 * LATENT), (LATENT, WIDTH), (WIDTH, WIDTH), (WIDTH, PIXELS)]

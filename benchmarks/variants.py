@@ -18,22 +18,22 @@ import sys
 import time
 from collections.abc import Sequence
 
+from boovae.bench.cells import Variant
+from boovae.cli.terminal import print_rows
 from boovae.config import Settings, resolve
 from boovae.data import Stream
 from boovae.errors import InputError
-from boovae.experiments.grid import Variant
-from boovae.machine import choose_device
 from boovae.methods import make_method
 from boovae.metrics.evaluation import generate
 from boovae.metrics.features import check_names
 from boovae.metrics.judges import judge
 from boovae.metrics.reference import Reference
-from boovae.progress import Lines
-from boovae.recall import load_data
-from boovae.run import planned_tasks, trainer_for
-from boovae.show import print_rows
+from boovae.replicas.devices import choose_device
+from boovae.runs.data import load_data
+from boovae.runs.progress import Lines
+from boovae.runs.train import planned_tasks, trainer_for
+from boovae.runs.tune import learn_and_score
 from boovae.training.trainer import Trainer
-from boovae.tune import learn_and_score
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from boovae.bench.cells import FORMAT, Cell, Summary
+from boovae.bench.executors import Handle
+from boovae.bench.worker import Answer, Job, work
 from boovae.config import resolve
-from boovae.experiments.executors import Handle
-from boovae.experiments.grid import FORMAT, Cell, Summary
-from boovae.experiments.work import Answer, Job, work
 from conftest import TINY
 
 GIVEN = {name: value for name, value in TINY.items() if name not in ("method", "tasks")}
@@ -44,7 +44,7 @@ class _Answered:
 
 
 def job_of(cell: Cell, folder: Path) -> Job:
-    from boovae.experiments.work import make_job
+    from boovae.bench.worker import make_job
 
     return make_job(cell, folder, data_dir=None, device="cpu", compile="off", command="boovae bench")
 

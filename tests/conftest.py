@@ -16,11 +16,11 @@ from torch import Tensor, distributions
 
 from boovae.config import Settings, resolve
 from boovae.data import Stream, Task, load_stream
-from boovae.distributions import DiagonalMixture
-from boovae.run import train
-from boovae.run_folder import Run
+from boovae.model.distributions import DiagonalMixture
+from boovae.replicas import stacked as replicas_module
+from boovae.runs.folder import Run
+from boovae.runs.train import train
 from boovae.training import checkpoint
-from boovae.training import replicas as replicas_module
 from boovae.training.events import Event, Interrupted
 from boovae.training.trainer import Trainer
 from run_folders import NLL, write_npz

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from boovae.cli import main
+from boovae.cli.main import main
 from boovae.data import DATASETS, DataFile, DatasetInfo, write_idx
 from faces import four_colours, write_celeba
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from starlette.testclient import TestClient
 
-from boovae.run import load_trainer
+from boovae.runs.train import load_trainer
 from boovae.serve.app import make_app
 from boovae.serve.play import Player
 from run_folders import content

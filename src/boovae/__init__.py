@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from boovae.data import Stream, Task
-    from boovae.estimator import BooVAE
+    from boovae.estimator.boovae import BooVAE
     from boovae.methods import Method
-    from boovae.priors import Prior
+    from boovae.model.priors import Prior
+    from boovae.model.vae import VAE
     from boovae.training.trainer import Trainer
-    from boovae.vae import VAE
 
 __version__ = "0.1.0"
 
 #: Where the public names live; they are imported when they are first used, so that `import boovae` costs nothing.
 _HOMES = {
-    "BooVAE": "boovae.estimator",
+    "BooVAE": "boovae.estimator.boovae",
     "Method": "boovae.methods",
-    "Prior": "boovae.priors",
+    "Prior": "boovae.model.priors",
     "Stream": "boovae.data",
     "Task": "boovae.data",
     "Trainer": "boovae.training.trainer",
-    "VAE": "boovae.vae",
+    "VAE": "boovae.model.vae",
 }
 
 __all__ = ["VAE", "BooVAE", "Method", "Prior", "Stream", "Task", "Trainer", "__version__"]

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boovae.data.arrays import IntArray
+from boovae.data.decoding import View, decode_pictures
 from boovae.data.download import cache_folder, search_folders
 from boovae.data.readers import Labelled, read_npz
-from boovae.decode import View, decode_pictures
 from boovae.errors import InputError
 
 FOLDER = "celeba"

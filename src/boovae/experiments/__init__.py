@@ -1,1 +1,1 @@
-"""The paper's tables and figures, one file each."""
+"""Experiments with a figure of their own, one file each."""

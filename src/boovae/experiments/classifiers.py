@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boovae.machine import matmul_precision, one_thread
-from boovae.nets import initialise
-from boovae.training.engine import BLOCK, Batch, Engine
-from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas
-from boovae.training.saved import put
+from boovae.model.nets import initialise
+from boovae.model.vae import VAE
+from boovae.replicas.devices import matmul_precision, one_thread
+from boovae.replicas.engine import BLOCK, Batch, Engine
+from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.stacked import Replicas
+from boovae.training.state import put
 from boovae.training.trainer import Trainer
-from boovae.vae import VAE
 
 WIDTH = 400
 RATE = 1e-3
@@ -47,7 +47,7 @@ class MLP(nn.Module):
             initialise(self)
 
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Tensor:
-        """Return logits (n, classes) of images (n, D); `uniform` (n, 2 · width) decides which units are dropped."""
+        """Return logits (n, classes) of images (n, D); `uniform` (n, 2 . width) decides which units are dropped."""
         masks: Sequence[Tensor | float] = (1.0, 1.0)
         if uniform is not None:
             masks = ((uniform >= self.dropout) / (1 - self.dropout)).chunk(2, dim=1)

@@ -19,23 +19,23 @@ import torch
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.distributions import DiagonalMixture, DiagonalNormal
 from boovae.errors import InputError
-from boovae.experiments.results import prepared, save_figure, write_table
-from boovae.machine import choose_device, compiles, environment, matmul_precision
-from boovae.progress import Watch, make_display
-from boovae.recall import load_data
-from boovae.run import planned_tasks
-from boovae.training.randomness import Draw, Generators
+from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model.vae import VAE
+from boovae.replicas.devices import choose_device, compiles, environment, matmul_precision
+from boovae.replicas.randomness import Draw, Generators
+from boovae.report.outputs import prepared, save_figure, write_table
+from boovae.runs.data import load_data
+from boovae.runs.progress import Watch, make_display
+from boovae.runs.train import planned_tasks
 from boovae.training.trainer import Trainer
-from boovae.vae import VAE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from boovae.arguments import LatentMap
+    from boovae.cli.arguments import LatentMap
     from boovae.data import Stream, Task
-    from boovae.progress import Display
+    from boovae.runs.progress import Display
 
 #: Samples of the aggregated posterior from which the divergence is estimated (spec E8).
 SAMPLES = 50_000

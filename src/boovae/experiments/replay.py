@@ -30,22 +30,22 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
-from boovae.experiments.kept import Kept
+from boovae.experiments.curve_store import Kept
 from boovae.experiments.replay_points import Point, draw, table
-from boovae.experiments.results import prepared, save_figure, write_table
-from boovae.machine import choose_device, compiles, environment
 from boovae.metrics.evaluation import generate
-from boovae.progress import Watch, make_display
-from boovae.recall import load_data
-from boovae.run import planned_tasks
-from boovae.training.randomness import Draw, Generators
+from boovae.model.vae import VAE
+from boovae.replicas.devices import choose_device, compiles, environment
+from boovae.replicas.randomness import Draw, Generators
+from boovae.report.outputs import prepared, save_figure, write_table
+from boovae.runs.data import load_data
+from boovae.runs.progress import Watch, make_display
+from boovae.runs.train import planned_tasks
 from boovae.training.trainer import Trainer
-from boovae.vae import VAE
 
 if TYPE_CHECKING:
-    from boovae.arguments import Replay
+    from boovae.cli.arguments import Replay
     from boovae.data import Stream, Task
-    from boovae.progress import Display
+    from boovae.runs.progress import Display
 
 #: Weight of the paper's penalties for the generator `boo`, if the settings have none.
 PAPER_LAMBDA = 1.0

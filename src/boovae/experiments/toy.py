@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting import Descent, component_log_probs, em_weights, forward_loss, literal_loss, with_floor
-from boovae.distributions import DiagonalMixture, DiagonalNormal
+from boovae.boosting.losses import Descent, component_log_probs, em_weights, forward_loss, literal_loss, with_floor
 from boovae.errors import InputError
-from boovae.experiments.results import prepared, save_figure, write_table
-from boovae.machine import choose_device, environment, one_thread
-from boovae.training.randomness import Draw, Generators
+from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.replicas.devices import choose_device, environment, one_thread
+from boovae.replicas.randomness import Draw, Generators
+from boovae.report.outputs import prepared, save_figure, write_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from boovae.arguments import Toy
+    from boovae.cli.arguments import Toy
 
 #: What learns a component, and how it is called in the figure.
 OBJECTIVES = {

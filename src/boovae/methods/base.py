@@ -15,12 +15,12 @@ from torch import Tensor
 
 from boovae.config import Settings, own_strengths
 from boovae.errors import InputError
-from boovae.nets import Nets
-from boovae.priors import NormalPrior, Prior, VampPrior
-from boovae.training.engine import Batch, Step
-from boovae.training.randomness import Draw
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.nets import Nets
+from boovae.model.priors import NormalPrior, Prior, VampPrior
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch, Step
+from boovae.replicas.randomness import Draw
+from boovae.replicas.stacked import Replicas
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting import dropped, merged
-from boovae.components import Minorisation
+from boovae.boosting.fit import Minorisation
+from boovae.boosting.losses import dropped, merged
+from boovae.boosting.penalties import Penalties
 from boovae.config import Settings
 from boovae.methods.base import TaskImages
 from boovae.methods.mixture import MixtureMethod
-from boovae.penalties import Penalties
-from boovae.priors import Prior
-from boovae.priors.boosted import EMPTY, BoostedPrior
-from boovae.training.replicas import Replicas
+from boovae.model.priors import Prior
+from boovae.model.priors.boosted import EMPTY, BoostedPrior
+from boovae.replicas.stacked import Replicas
 
 
 class Boo(MixtureMethod):

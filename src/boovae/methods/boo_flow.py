@@ -4,7 +4,7 @@ The base mixture is boosted in v-space, where codes are f⁻¹(z), by the steps 
 networks by the ELBO. Stored components lie in v-space, and later tasks move f: what they stand for in z-space would
 drift. So, from the second task on, f is held where old components are:
 
-    flow_drift · (images before / images now) · E_v‖f(v) − f_old(v)‖²,  v of the mixture of all finished tasks.
+    flow_drift . (images before / images now) . E_v‖f(v) − f_old(v)‖²,  v of the mixture of all finished tasks.
 
 Combined with `distill` the decoder is held there too.
 """
@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boovae.components import Key, Minorisation
+from boovae.boosting.fit import Key, Minorisation
 from boovae.config import Settings
-from boovae.distributions import DiagonalNormal
 from boovae.errors import InputError
 from boovae.methods.base import TaskImages
 from boovae.methods.boo import Boo
-from boovae.priors import Prior
-from boovae.priors.flow import FlowPrior
-from boovae.teacher import Teacher
-from boovae.training.engine import Batch
-from boovae.training.randomness import Draw
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.distributions import DiagonalNormal
+from boovae.model.priors import Prior
+from boovae.model.priors.flow import FlowPrior
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch
+from boovae.replicas.randomness import Draw
+from boovae.replicas.stacked import Replicas
+from boovae.replicas.teacher import Teacher
 
 #: Places of old components at which the flow is held, per step.
 PLACES = 250

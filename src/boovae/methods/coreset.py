@@ -21,11 +21,11 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.methods.base import Method, TaskImages
-from boovae.teacher import bound_before
-from boovae.training.engine import Batch
-from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch
+from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.stacked import Replicas
+from boovae.replicas.teacher import bound_before
 
 
 class Coreset(Method):

@@ -4,7 +4,7 @@ While a task is learned a frozen copy of the network before it (the teacher) is 
 tasks. At fresh latents z of the previous prior the decoder is held to the teacher's decoder, and at the teacher's
 images of these latents the encoder to the teacher's encoder:
 
-    λ_t · E_z[ KL_sym(p(x | z), p_old(x | z)) + KL_sym(q(· | x̃), q_old(· | x̃)) ],  x̃ = mean of p_old(x | z).
+    λ_t . E_z[ KL_sym(p(x | z), p_old(x | z)) + KL_sym(q(. | x̃), q_old(. | x̃)) ],  x̃ = mean of p_old(x | z).
 
 The encoder's half feeds images decoded from the prior through the network: pseudo-rehearsal, without any stored or
 generated dataset. Each half is a switch. Near relatives: Lifelong Generative Modeling (Ramapuram et al., 2020) for the
@@ -16,13 +16,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.distributions import DiagonalNormal
 from boovae.methods.base import Method, TaskImages
-from boovae.teacher import Teacher
-from boovae.training.engine import Batch
-from boovae.training.randomness import Draw
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.distributions import DiagonalNormal
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch
+from boovae.replicas.randomness import Draw
+from boovae.replicas.stacked import Replicas
+from boovae.replicas.teacher import Teacher
 
 
 class Distill(Method):

@@ -7,7 +7,7 @@ After task s, with weights θ_s, the diagonal Fisher information is the mean squ
 over up to `ewc_images` of the task's n_s training images. Bayes adds up log-likelihoods, n_s times the mean over
 images, while the loss of task t is a mean over its n_t images. Hence the penalty is
 
-    λ/2 · Σ_s (n_s / n_t) Σ_i F_s,i (θ_i − θ_s,i)²,
+    λ/2 . Σ_s (n_s / n_t) Σ_i F_s,i (θ_i − θ_s,i)²,
 
 where λ (`ewc_strength`) of 1 is the Laplace approximation to the posterior of the weights. The sum over tasks is kept
 as one quadratic, P (θ − a)², exact up to a constant that no gradient sees:
@@ -40,10 +40,10 @@ from torch.func import grad, vmap
 
 from boovae.config import Settings
 from boovae.methods.base import Method, TaskImages
-from boovae.training.engine import Batch
-from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas, replica_of
-from boovae.vae import VAE
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch
+from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.stacked import Replicas, replica_of
 
 #: Gradient values of single images that are held at once, by device, and most images.
 CHUNK_VALUES, CHUNK_IMAGES = {"cuda": 2**28, "cpu": 2**25}, 64
@@ -73,7 +73,7 @@ class EWC(Method):
         return self._state
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return scale / 2 · Σ_i P_i (θ_i − a_i)²."""
+        """Return scale / 2 . Σ_i P_i (θ_i − a_i)²."""
         state: dict[str, Tensor] = batch["state"]
         if not state:
             return {}

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.methods.base import Method, TaskImages, merged
-from boovae.priors import Prior, VampPrior
-from boovae.training.randomness import Generators
-from boovae.training.replicas import Replicas
+from boovae.model.priors import Prior, VampPrior
+from boovae.replicas.randomness import Generators
+from boovae.replicas.stacked import Replicas
 
 
 class Joint(Method):

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from boovae.boosting.penalties import Penalties
 from boovae.config import Settings, flag
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
-from boovae.penalties import Penalties
-from boovae.priors.boosted import BoostedPrior, TaskMixture
-from boovae.training.engine import Batch
-from boovae.training.randomness import Draw
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.priors.boosted import BoostedPrior, TaskMixture
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch
+from boovae.replicas.randomness import Draw
+from boovae.replicas.stacked import Replicas
 
 ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 

@@ -4,7 +4,7 @@ Each task gets `components` diagonal Gaussians that learn with the networks. Whe
 with the images the decoder makes of their means, and the two penalties of `penalties.py` hold decoder and encoder at
 them, as a weighted mean over the components:
 
-    mog_lambda · ( R_enc + R_dec ),  R_enc = Σ_c w_c KL_sym[ q(z | x_c), N(M_c, V_c) ],  x_c the image of M_c.
+    mog_lambda . ( R_enc + R_dec ),  R_enc = Σ_c w_c KL_sym[ q(z | x_c), N(M_c, V_c) ],  x_c the image of M_c.
 
 The ELBO's gradient moves them, and with `mog_fit em` they are also fitted to samples of the aggregated posterior by
 expectation and maximisation: at the start, after epochs 1, 2, 4, … `boo_until`, and once more when the task ends. With
@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.components import Minorisation
+from boovae.boosting.fit import Minorisation
+from boovae.boosting.penalties import Penalties
 from boovae.config import Settings
-from boovae.distributions import DiagonalMixture
 from boovae.methods.base import TaskImages
 from boovae.methods.mixture import MixtureMethod
-from boovae.penalties import Penalties
-from boovae.priors import FreeMixture, Prior
-from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.distributions import DiagonalMixture
+from boovae.model.priors import FreeMixture, Prior
+from boovae.model.vae import VAE
+from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.stacked import Replicas
 
 #: Where components start: standard deviation of the means, and the log-variance.
 START_DEVIATION, START_LOG_VARIANCE = 0.5, -2.0

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from boovae.config import Settings
 from boovae.methods.base import Method, TaskImages
-from boovae.nets import Nets, initialise
-from boovae.training.randomness import seed_for
-from boovae.training.replicas import Replicas
+from boovae.model.nets import Nets, initialise
+from boovae.replicas.randomness import seed_for
+from boovae.replicas.stacked import Replicas
 
 
 class Multihead(Method):

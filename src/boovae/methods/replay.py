@@ -4,7 +4,7 @@ While a task is learned a frozen copy of the model before it, networks and prior
 `replay_images` fresh images of the earlier tasks, the mean images of latents from its prior, and the current model
 learns them like real ones:
 
-    loss = −ELBO(images of the task) + c · (images before / images now) · −ELBO(generated images).
+    loss = −ELBO(images of the task) + c . (images before / images now) . −ELBO(generated images).
 
 Deviations: images are generated for every step instead of once into a file, so a step costs the same however many tasks
 there were, and each image is seen once; where a prior has components for each task, generated images are scored by
@@ -20,11 +20,11 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
-from boovae.teacher import Teacher, bound_before
-from boovae.training.engine import Batch
-from boovae.training.randomness import Draw
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch
+from boovae.replicas.randomness import Draw
+from boovae.replicas.stacked import Replicas
+from boovae.replicas.teacher import Teacher, bound_before
 
 
 class Replay(Method):

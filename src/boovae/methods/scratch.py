@@ -16,8 +16,8 @@ from torch import Tensor
 
 from boovae.methods.base import Method, TaskImages
 from boovae.methods.joint import Joint
-from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas, drawn_images
+from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.stacked import Replicas, drawn_images
 
 
 class Scratch(Joint):

@@ -3,7 +3,7 @@
 While a task is learned, every weight is credited with what its moves contributed to the fall of the loss, a path
 integral over the optimiser's steps:
 
-    ω_i = Σ_steps −g_i · (θ_i after − θ_i before),
+    ω_i = Σ_steps −g_i . (θ_i after − θ_i before),
 
 with g the gradient of the step's loss without this method's own penalty. When the task ends, the weight's importance
 grows by
@@ -12,7 +12,7 @@ grows by
 
 with ξ = `si_damping`, and later tasks pay
 
-    c · Σ_i Ω_i (θ_i − θ̃_i)²
+    c . Σ_i Ω_i (θ_i − θ̃_i)²
 
 with c = `si_strength` and θ̃ the weights at the end of the previous task, which are those a task starts from: they need
 no place in memory, Ω does.
@@ -39,9 +39,9 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.methods.base import Method, TaskImages
-from boovae.training.engine import Batch, Step
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch, Step
+from boovae.replicas.stacked import Replicas
 
 
 class SI(Method):
@@ -71,7 +71,7 @@ class SI(Method):
         return self._state
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return c · Σ_i Ω_i (θ_i − θ̃_i)²; nothing in the first task."""
+        """Return c . Σ_i Ω_i (θ_i − θ̃_i)²; nothing in the first task."""
         state: dict[str, Tensor] = batch["state"]
         drifts = [
             (state[f"importance.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
@@ -81,7 +81,7 @@ class SI(Method):
         return {"drift": state["strength"] * torch.stack(drifts).sum()} if drifts else {}
 
     def track(self, state: dict[str, Tensor], step: Step) -> None:
-        """Credit every weight with −g · Δθ of the step."""
+        """Credit every weight with −g . Δθ of the step."""
         for name, old in step.before.items():
             if f"path.{name}" not in state:
                 continue

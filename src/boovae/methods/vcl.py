@@ -3,7 +3,7 @@
 Every weight and bias of encoder and decoder has a Gaussian of its own (`bayes.py`). The posterior over weights that a
 task ends with is the prior of the next task, N(0, 1) that of the first:
 
-    loss = −ELBO with noisy weights + w / n_t · Σ_i KL[N(μ_i, σ_i²) ‖ previous N(μ_i, σ_i²)],
+    loss = −ELBO with noisy weights + w / n_t . Σ_i KL[N(μ_i, σ_i²) ‖ previous N(μ_i, σ_i²)],
 
 n_t the images of the task: the loss is a mean over images, the divergence belongs to all of them together. Outputs of
 the layers are drawn, not weights (local reparameterisation). Everything but the ELBO in training uses the means. The
@@ -19,16 +19,16 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from boovae.bayes import gaussians, make_bayesian, noisy, recorded_shapes
 from boovae.config import Settings
-from boovae.distributions import DiagonalNormal
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
-from boovae.nets import Nets
-from boovae.training.engine import Batch
-from boovae.training.randomness import Draw
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.model.bayesian import gaussians, make_bayesian, noisy, recorded_shapes
+from boovae.model.distributions import DiagonalNormal
+from boovae.model.nets import Nets
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch
+from boovae.replicas.randomness import Draw
+from boovae.replicas.stacked import Replicas
 
 
 class VCL(Method):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from boovae.errors import InputError, RunError
 from boovae.metrics.cache import read_tensors, write_tensors
 from boovae.training.checkpoint import due
-from boovae.training.saved import prefixed
+from boovae.training.state import prefixed
 
 if TYPE_CHECKING:
     from boovae.metrics.classifier import Classifier

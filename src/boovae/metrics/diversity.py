@@ -40,7 +40,7 @@ class Diversity(NamedTuple):
     bernoulli: Tensor
     """`(...)`: Σ_t KL[Be(1/T) ‖ Be(p̂_t)], smoothed."""
     effective_classes: Tensor
-    """`(...)`: T·exp(−table), the number of classes an even spread of equal entropy would have."""
+    """`(...)`: T.exp(−table), the number of classes an even spread of equal entropy would have."""
     proportions: Tensor
     """`(..., T)`: p̂."""
     terms: Tensor

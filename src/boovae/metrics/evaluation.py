@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from boovae.errors import InputError, unknown_name
-from boovae.machine import matmul_precision
 from boovae.metrics.cost import ledger
 from boovae.metrics.diversity import diversity
 from boovae.metrics.features import ClassifierFeatures
 from boovae.metrics.forgetting import forgetting
 from boovae.metrics.likelihood import LogLikelihood, log_likelihood
+from boovae.metrics.partial import Tally
 from boovae.metrics.posterior import posterior_health
 from boovae.metrics.reference import Reference
-from boovae.metrics.tally import Tally
+from boovae.replicas.devices import matmul_precision
+from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.stacked import Replicas, drawn_images
 from boovae.training.events import listed
-from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas, drawn_images
 
 if TYPE_CHECKING:
     from boovae.data import Task

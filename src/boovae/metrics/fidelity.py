@@ -28,7 +28,7 @@ class PrecisionRecall(NamedTuple):
 
 
 def kernel_distance(real: Tensor, samples: Tensor) -> Tensor:
-    """Return the unbiased squared MMD between features (n, F) and (m, F) under the kernel (x·y / F + 1)³, float64.
+    """Return the unbiased squared MMD between features (n, F) and (m, F) under the kernel (x.y / F + 1)³, float64.
 
     It is 0 on average where both are of the same distribution, and can be negative.
 

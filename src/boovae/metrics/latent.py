@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from boovae.distributions import DiagonalMixture, DiagonalNormal
-from boovae.priors.boosted import EMPTY, TaskMixture
-from boovae.priors.flow import Pushed
+from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model.priors.boosted import EMPTY, TaskMixture
+from boovae.model.priors.flow import Pushed
+from boovae.model.vae import VAE
+from boovae.replicas.stacked import replica_of
 from boovae.training.events import listed
-from boovae.training.replicas import replica_of
-from boovae.vae import VAE
 
 if TYPE_CHECKING:
     from boovae.data import Task

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from boovae.distributions import LOG_TWO_PI, DiagonalNormal
 from boovae.errors import InputError
-from boovae.metrics.tally import Tally
-from boovae.nets import ConvDecoder
-from boovae.training.randomness import seed_for
-from boovae.training.replicas import Replicas
-from boovae.vae import VAE
+from boovae.metrics.partial import Tally
+from boovae.model.distributions import LOG_TWO_PI, DiagonalNormal
+from boovae.model.nets import ConvDecoder
+from boovae.model.vae import VAE
+from boovae.replicas.randomness import seed_for
+from boovae.replicas.stacked import Replicas
 
 #: Bytes that one chunk of decoder outputs may take: the GPU wants long kernels, the CPU what fits its cache.
 CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}

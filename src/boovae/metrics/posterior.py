@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from boovae.distributions import DiagonalNormal
+from boovae.model.distributions import DiagonalNormal
+from boovae.model.vae import VAE
 from boovae.training.events import listed
-from boovae.vae import VAE
 
 if TYPE_CHECKING:
     from boovae.data import Task

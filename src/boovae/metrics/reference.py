@@ -24,7 +24,7 @@ from boovae.files import write_file
 from boovae.metrics.features import ClassifierFeatures, Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, frechet_distances, joined, moments
-from boovae.metrics.tally import Tally
+from boovae.metrics.partial import Tally
 
 if TYPE_CHECKING:
     from boovae.data import Task

@@ -6,7 +6,7 @@ needed, so that a training machine can do without them.
 
 from __future__ import annotations
 
-from boovae.report.html import write_report
+from boovae.report.page import write_report
 from boovae.report.pictures import grid, save_grid
 from boovae.report.table import write_csv
 

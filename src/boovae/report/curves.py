@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from boovae.experiments.paper import METHOD_NAMES
+from boovae.bench.published import METHOD_NAMES
 from boovae.report.charts import (
     COLOURS,
     Series,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boovae.experiments.paper import DECIMALS, Printed, numbers
+from boovae.bench.published import DECIMALS, Printed, numbers
 from boovae.report.log import Floats
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
 from boovae.report.read import Evaluation, Fidelity, Run

@@ -20,18 +20,18 @@ from torch import Tensor
 from boovae.data.arrays import TEST, as_images, to_float
 from boovae.data.readers import read_picture
 from boovae.data.tasks import binarized
-from boovae.distributions import DiagonalNormal
 from boovae.errors import InputError
-from boovae.inspect import Component, components, has_components, task_names
-from boovae.machine import matmul_precision, one_thread
 from boovae.metrics.likelihood import log_likelihood, log_likelihood_of_each_task
-from boovae.priors.boosted import TaskMixture
+from boovae.model.distributions import DiagonalNormal
+from boovae.model.priors.boosted import TaskMixture
+from boovae.model.vae import VAE
+from boovae.replicas.devices import matmul_precision, one_thread
+from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.stacked import Replicas, replica_of
 from boovae.report.pictures import png, singles
-from boovae.run_folder import Run
-from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas, replica_of
+from boovae.runs.folder import Run
+from boovae.runs.inspection import Component, components, has_components, task_names
 from boovae.training.trainer import Trainer
-from boovae.vae import VAE
 
 #: Pixels that an own picture may have: a photograph of 24 megapixels takes 72 MB unpacked.
 MOST_PIXELS = 24_000_000

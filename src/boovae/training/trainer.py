@@ -11,21 +11,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from boovae import augment
 from boovae.config import Settings
 from boovae.errors import InputError
-from boovae.likelihoods import make_likelihood
-from boovae.machine import choose_device, matmul_precision, one_thread
 from boovae.methods import TaskImages, make_method
 from boovae.methods.base import default_prior
-from boovae.nets import make_nets
-from boovae.training.engine import Batch, Engine, block_length, validation_chunk
+from boovae.model.likelihoods import make_likelihood
+from boovae.model.nets import make_nets
+from boovae.model.vae import VAE
+from boovae.replicas.adam import Array, Control
+from boovae.replicas.devices import choose_device, matmul_precision, one_thread
+from boovae.replicas.engine import Batch, Engine, block_length, validation_chunk
+from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.stacked import Replicas
+from boovae.training import augment
 from boovae.training.events import Event, Observer, Unwatched, divergence, epoch_end, task_end, task_start
-from boovae.training.optim import Array, Control
-from boovae.training.randomness import Draw, Generators
-from boovae.training.replicas import Replicas
-from boovae.training.saved import MOST_TASKS, check, group, prefixed, put, refused, whole
-from boovae.vae import VAE
+from boovae.training.state import MOST_TASKS, check, group, prefixed, put, refused, whole
 
 if TYPE_CHECKING:
     from boovae.data import Task

@@ -1,0 +1,263 @@
+"""The cells of a bench: which runs it needs, what each is called, and what a finished one has left behind.
+
+A cell is a run. Its folder is named by a hash of its configuration, so that the same cell of two benches is one run.
+Beside the folder `NAME/` lie `NAME.json`, what the cell has measured, written once it is finished; `NAME.lock`, held by
+the process that works on it; and `NAME.log`, what that process had to say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from boovae.bench.published import FACES
+from boovae.bench.records import AGAIN, check_record
+from boovae.config import Settings, flag, folder_name, from_mapping, resolve
+from boovae.errors import InputError
+
+#: Version of what lies in a folder of cells or results.
+FORMAT = 1
+#: After how many tasks `joint`, which starts afresh at every task, is trained; of faces, which are few, after each.
+JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
+#: What a bench is told by flags: all its columns have the same, so neither a file nor a variant can say it.
+BY_FLAG = {"dataset": "--datasets", "method": "--methods"} | {
+    name: flag(name) for name in ("tasks", "replicas", "seed")
+}
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a bench; `label` is the name of its column or line."""
+
+    label: str
+    settings: Settings
+
+    @cached_property  # asked for at every look at a bench, and it may read a file
+    def name(self) -> str:
+        """The name of its folder; a method from outside the package has another once its file has changed."""
+        from boovae.methods import outside_digest
+
+        return "-".join(filter(None, (folder_name(self.settings), outside_digest(self.settings.method))))
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return f"{self.settings.dataset} {self.label}" + (
+            f" at {self.tasks}" if self.settings.method == "joint" else ""
+        )
+
+    @property
+    def together(self) -> int:
+        """How many tasks of a bench one of its own is: `joint` learns them all at once, as classes of one."""
+        return self.settings.classes_per_task if self.settings.method == "joint" else 1
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks it has seen in the end."""
+        return (self.settings.tasks or 1) * self.together
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method of a bench: its label, its name, and settings that differ from the usual ones."""
+
+    label: str
+    method: str
+    changes: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """Read METHOD or NAME=METHOD:setting=value,setting=value.
+
+        >>> Variant.parse("wide=boo:components=40")
+        Variant(label='wide', method='boo', changes={'components': 40})
+        """
+        head, _, tail = text.partition(":")
+        label, named, method = head.partition("=")
+        changes: dict[str, Any] = {}
+        for part in filter(None, re.split(r",(?![^\[]*\])", tail)):  # a value may be a list, [a, b]
+            name, given, value = part.partition("=")
+            name = name.strip().replace("-", "_")
+            if not given:
+                raise InputError(f"--methods {text}: '{part}' is no setting; write NAME=METHOD:setting=value")
+            if name in changes:
+                raise InputError(f"--methods {text}: {name} is there twice")
+            changes[name] = _value(value.strip())
+        for name in filter(changes.__contains__, BY_FLAG):
+            raise InputError(f"--methods {text}: {name} is no setting of a variant; a bench takes {BY_FLAG[name]}")
+        if "|" in label or label.startswith("#") or not label.isprintable():
+            raise InputError(
+                f"--methods {text!r}: a name becomes the head of a column: printable, without '|', no '#' first"
+            )
+        if not label.strip() or (named and not method) or (changes and not named):
+            raise InputError(f"--methods {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
+        return cls(label, method or label, changes)
+
+
+def _value(text: str) -> Any:
+    """Read a value as TOML has it; a bare word is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def plan(
+    datasets: Sequence[str],
+    methods: Sequence[str],
+    given: Mapping[str, Any],
+    tasks: int,
+    joint_tasks: Sequence[int] | None = None,
+) -> list[Cell]:
+    """Return the cells of datasets x methods; every name and setting is checked before anything is trained.
+
+    `given` holds in every cell, strengths of a method in its own. `joint` becomes a run for each number of tasks:
+    `joint_tasks`, or the usual ones.
+    """
+    from boovae.data import DATASETS, PATH_FORMS
+    from boovae.data.datasets import unknown_dataset
+    from boovae.methods import make_method, strengths_of
+
+    for dataset in datasets:
+        if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
+            raise unknown_dataset(dataset, "dataset (--datasets)")
+    variants = _variants(methods)
+    if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
+        raise InputError("--joint-tasks is for joint, which is not among --methods; add it, or leave --joint-tasks out")
+    own = {variant.method: strengths_of(variant.method) for variant in variants}
+    strengths = {name for names in own.values() for name in names}
+
+    def read(method: str) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name in own[method] or name not in strengths}
+
+    cells = [
+        cell
+        for dataset in datasets
+        for variant in variants
+        for cell in _cells(dataset, variant, {**read(variant.method), "tasks": tasks}, joint_tasks)
+    ]
+    for cell in cells:
+        make_method(cell.settings)  # refuses combinations that make no sense
+        if cell.settings.dataset in DATASETS and cell.settings.borders is None:
+            _check_tasks(cell, DATASETS[cell.settings.dataset].class_names)
+    return cells
+
+
+def _variants(methods: Sequence[str]) -> list[Variant]:
+    """Return what `--methods` names, each under a name of its own."""
+    from boovae.methods import is_method
+
+    variants = [Variant.parse(text) for text in methods]
+    labels = [variant.label for variant in variants]
+    if len(set(labels)) < len(labels):
+        raise InputError(f"--methods names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value")
+    for variant in variants:
+        if variant.label != variant.method and is_method(variant.label):
+            raise InputError(
+                f"--methods: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "
+                "would compare it with other numbers of the paper: choose another name"
+            )
+    return variants
+
+
+def _check_tasks(cell: Cell, classes: Sequence[str]) -> None:
+    """Refuse more tasks than the classes make; the last task may have fewer of them than the others."""
+    settings = cell.settings
+    count = len(settings.class_order or classes)
+    joint = settings.method == "joint"
+    asked, most = (cell.tasks, count) if joint else (settings.tasks or 1, -(-count // settings.classes_per_task))
+    if asked > most:
+        raise InputError(f"--tasks is {asked}, but {settings.dataset} has {most} tasks; use at most that many")
+
+
+def _cells(
+    dataset: str, variant: Variant, given: Mapping[str, Any], joint_tasks: Sequence[int] | None
+) -> Iterable[Cell]:
+    from boovae.methods import never_read
+
+    for name in sorted(never_read(variant.method) & set(variant.changes)):
+        raise InputError(f"--methods {variant.label}: {variant.method} never reads {name}; leave it out")
+    values = {**given, **variant.changes, "dataset": dataset, "method": variant.method}
+    if variant.method != "joint":
+        yield Cell(variant.label, schedule(values))
+        return
+    for name in ("classes_per_task", "tasks"):
+        if name in variant.changes or (name != "tasks" and name in given):
+            raise InputError(f"{name} cannot be set for joint: a bench has it learn all classes as one task")
+    components = schedule(values).components
+    for tasks in _joint_tasks(dataset, given["tasks"], joint_tasks):
+        together = {"classes_per_task": tasks, "tasks": 1, "components": components * tasks}
+        yield Cell(variant.label, schedule({"prior": "vamp", **values, **together}))
+
+
+def _joint_tasks(dataset: str, most: int, asked: Sequence[int] | None) -> list[int]:
+    """Return after how many tasks `joint` is trained: those asked for, or the usual ones and the last."""
+    if asked is None:
+        usual = JOINT_FACES if dataset in FACES else JOINT_TASKS
+        return sorted({count for count in usual if count < most} | {most})
+    for count in asked:
+        if not 1 <= count <= most:
+            raise InputError(f"--joint-tasks has {count}: there are {most} tasks of {dataset} here; use 1 to {most}")
+    return sorted(set(asked))
+
+
+def schedule(values: Mapping[str, Any]) -> Settings:
+    """Return the settings of a cell: the paper's epochs and early stopping, but `distill` has its own recipe.
+
+    What its method never reads is left at the defaults, so that a change there does not ask for the cell anew.
+    """
+    from boovae.methods import settings_read
+
+    ours = "distill" in str(values["method"]).split("+")
+    return settings_read(resolve(values, preset=None if ours else "paper"))
+
+
+# --- what a finished cell has left ----------------------------------------------------------------------------------
+
+
+def file_name(dataset: str) -> str:
+    """Return what the files of a dataset are called."""
+    return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in dataset)
+
+
+def summary_path(folder: Path, name: str) -> Path:
+    """Return where a finished cell's numbers lie; the file is there once the cell is finished."""
+    return folder / f"{name}.json"
+
+
+def read_summary(folder: Path, cell: Cell) -> Summary | None:
+    """Return what a finished cell has measured; None if it is not finished."""
+    from boovae.methods import settings_read
+
+    path = summary_path(folder, cell.name)
+    if not path.exists():
+        return None
+    summary = _read_json(path)
+    if summary.get("format") != FORMAT:
+        raise InputError(f"{path} has format {summary.get('format')}, this version reads {FORMAT}: {AGAIN}")
+    try:
+        settings = from_mapping(dict(summary.get("settings", ())))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
+    if settings_read(settings) != settings_read(cell.settings):
+        raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
+    check_record(path, summary, cell)
+    return summary
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}; {AGAIN}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is damaged: {AGAIN}")
+    return content

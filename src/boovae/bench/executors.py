@@ -1,0 +1,314 @@
+"""Where cells are computed: processes on this machine, a Ray cluster, or Slurm.
+
+An executor is only told "do this job" and asked later how it went. Skipping, resuming and locking belong to the cell's
+folder (`work.py`), so all executors behave the same; a worker that is lost answers "lost", and its cell is run again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import boovae
+from boovae.bench.worker import Answer, Job, work
+from boovae.cli.arguments import Bench
+from boovae.errors import InputError
+
+#: Where this package lies: a worker imports the same one, installed or not.
+SOURCE = Path(boovae.__file__).parents[1]
+#: Which executor alone reads a flag.
+READER = {"address": "ray", "partition": "slurm", "minutes": "slurm"}
+#: Minutes of a job of Slurm, if not told otherwise.
+MINUTES = 60
+#: Seconds that a Ray cluster has to take a connection; Ray itself would wait for ten minutes.
+CONNECT = 5.0
+
+
+class Handle(Protocol):
+    """A job that was handed over."""
+
+    def poll(self) -> Answer | None:
+        """Return how the job ended; None while it has not."""
+
+    def cancel(self) -> None:
+        """Ask the worker to stop where it is."""
+
+
+class Executor(Protocol):
+    """Does jobs; at most `slots` of them are handed over at once."""
+
+    slots: int
+
+    def submit(self, job: Job) -> Handle:
+        """Hand a job over."""
+
+    def close(self) -> None:
+        """Let go of what the executor holds; cancelled jobs may end first."""
+
+
+# --- this machine ---------------------------------------------------------------------------------------------------
+
+
+class Local:
+    """A process per cell: one per GPU, or more with a share of it each; without GPUs one per core."""
+
+    def __init__(self, device: str, workers: int | None = None, gpus: float | None = None) -> None:
+        self._places = _places(device)
+        cores = _cores()
+        share = min(gpus or 1.0, 1.0)
+        # A third may be written 0.34.
+        fitting = len(self._places) * int(1 / share + 0.1) if self._places else cores
+        self.slots = workers or fitting
+        self._threads = str(max(1, cores // self.slots))
+        self._running: list[_Process] = []
+
+    def submit(self, job: Job) -> Handle:
+        """Start a process, on the GPU that has the fewest."""
+        self._running = [process for process in self._running if process.running]
+        environment = {"OMP_NUM_THREADS": self._threads, **os.environ, "PYTHONPATH": _search_path()}
+        place = None
+        if self._places:
+            taken = [process.place for process in self._running]
+            place = min(self._places, key=taken.count)
+            environment["CUDA_VISIBLE_DEVICES"] = place
+        process = _Process(job, environment, place)
+        self._running.append(process)
+        return process
+
+    def close(self) -> None:
+        """Wait for processes that were asked to stop; they write a checkpoint first."""
+        for process in self._running:
+            process.wait()
+
+
+class _Process:
+    """A cell in a process of its own. Should the bench die, the process goes on and keeps its cell locked."""
+
+    def __init__(self, job: Job, environment: dict[str, str], place: str | None) -> None:
+        self.place = place
+        path = Path(job["folder"]) / f"{job['name']}.log"
+        words = [sys.executable, "-m", "boovae.bench.worker", json.dumps(job)]
+        with path.open("ab") as log:
+            self._process = subprocess.Popen(
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def poll(self) -> Answer | None:
+        """Return the answer that the process has printed; one that printed none has died."""
+        if self.running:
+            return None
+        output, _ = self._process.communicate()
+        if output.strip():
+            answer: Answer = json.loads(output.splitlines()[-1])
+            return answer
+        code = self._process.returncode
+        if code < 0:
+            return {"state": "lost", "error": f"its process was killed ({signal.Signals(-code).name})"}
+        return {"state": "failed", "error": f"its process ended with code {code}"}
+
+    def cancel(self) -> None:
+        """Let the run write a checkpoint and end."""
+        if self.running:
+            self._process.terminate()
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
+        self._process.wait()
+
+
+def _places(device: str) -> list[str]:
+    """Return the GPUs to spread over, as CUDA_VISIBLE_DEVICES names them; none for one device that was named."""
+    import torch
+
+    if device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _search_path() -> str:
+    return os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+
+
+# --- Ray ------------------------------------------------------------------------------------------------------------
+
+
+class Ray:
+    """Tasks of a Ray cluster, with a share of a GPU each; without an address one is started on this machine."""
+
+    def __init__(self, slots: int, address: str | None = None, device: str = "auto", gpus: float | None = None) -> None:
+        ray = self._ray = _imported("ray", "ray")
+        self.slots = slots
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            _check_listening(address)
+            try:
+                ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+            except (ConnectionError, ValueError) as error:
+                raise _no_cluster(address, error) from error
+        there = ray.cluster_resources().get("GPU", 0) > 0 and device != "cpu"
+        wanted = (1.0 if gpus is None else gpus) if there else 0.0
+        variables = {"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        variables |= {name: value for name, value in os.environ.items() if name.startswith("BOOVAE_")}
+        # A fresh process for every cell, and our own count of lost workers: a cell behaves as under any executor.
+        options = {"num_cpus": 1, "num_gpus": wanted, "max_retries": 0, "max_calls": 1}
+        self._work = ray.remote(**options, runtime_env={"env_vars": variables})(work)
+
+    def submit(self, job: Job) -> Handle:
+        """Queue a task."""
+        return _RayTask(self._ray, self._work.remote(job))
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        if self._ours:
+            self._ray.shutdown()
+
+
+def _check_listening(address: str | None) -> None:
+    """Refuse an address HOST:PORT, perhaps with ray:// before it, where nobody listens; others are Ray's to judge."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except (OSError, OverflowError) as error:  # a port beyond 65535
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str | None, error: Exception) -> InputError:
+    return InputError(
+        f"--address {address}: no Ray cluster answers ({error}); name the HOST:PORT that `ray start --head` printed, "
+        "or leave --address out: then a cluster is started on this machine"
+    )
+
+
+class _RayTask:
+    def __init__(self, ray: ModuleType, reference: Any) -> None:
+        self._ray, self._reference = ray, reference
+
+    def poll(self) -> Answer | None:
+        """Return the task's answer; one whose process or machine is gone is lost."""
+        ready, _ = self._ray.wait([self._reference], timeout=0)
+        if not ready:
+            return None
+        try:
+            answer: Answer = self._ray.get(self._reference)
+            return answer
+        except self._ray.exceptions.RayTaskError as error:
+            return {"state": "failed", "error": str(error).strip().splitlines()[-1]}
+        except self._ray.exceptions.RayError as error:
+            return {"state": "lost", "error": f"{type(error).__name__}"}
+
+    def cancel(self) -> None:
+        """Ask the task to stop; its last checkpoint is at most half a minute old."""
+        self._ray.cancel(self._reference)
+
+
+# --- Slurm ----------------------------------------------------------------------------------------------------------
+
+
+class Slurm:
+    """A job of Slurm for every cell, by submitit; `cluster` local runs the same as processes here."""
+
+    def __init__(
+        self,
+        folder: Path,
+        slots: int,
+        *,
+        partition: str | None = None,
+        minutes: int | None = None,
+        gpus: float | None = None,
+        device: str = "auto",
+        cluster: str = "slurm",
+    ) -> None:
+        submitit = self._submitit = _imported("submitit", "slurm")
+        self.slots = slots
+        try:
+            self._executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
+        except RuntimeError as error:
+            raise InputError(f"--executor slurm: {error}; is this a machine that can submit jobs?") from error
+        whole = 0 if device == "cpu" else max(1, round(gpus or 1))  # Slurm gives whole GPUs
+        options = {"slurm_partition": partition} if partition else {}
+        self._executor.update_parameters(
+            name="boovae", timeout_min=minutes or MINUTES, cpus_per_task=2, gpus_per_node=whole, **options
+        )
+
+    def submit(self, job: Job) -> Handle:
+        """Queue a job."""
+        return _SlurmJob(self._submitit, self._executor.submit(work, job))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _SlurmJob:
+    def __init__(self, submitit: ModuleType, job: Any) -> None:
+        self._submitit, self._job = submitit, job
+
+    def poll(self) -> Answer | None:
+        """Return the job's answer; a job that left none (time limit, lost node) is lost."""
+        if not self._job.done():
+            return None
+        try:
+            answer: Answer = self._job.result()
+            return answer
+        except self._submitit.core.utils.UncompletedJobError as error:
+            return {"state": "lost", "error": str(error).strip().splitlines()[0]}
+        except self._submitit.core.utils.FailedJobError as error:
+            return {"state": "failed", "error": str(error).strip().splitlines()[-1]}
+
+    def cancel(self) -> None:
+        """Take the job back."""
+        self._job.cancel()
+
+
+# --- choosing one ---------------------------------------------------------------------------------------------------
+
+
+def check_executor(arguments: Bench) -> None:
+    """Refuse flags that the executor does not read, and numbers that make no sense."""
+    for name, executor in READER.items():
+        if getattr(arguments, name) is not None and arguments.executor != executor:
+            raise InputError(f"--{name} is for --executor {executor}; add it, or leave --{name} out")
+    for name in ("workers", "gpus", "minutes"):
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            raise InputError(f"--{name} is {value}; it must be above 0")
+
+
+def make_executor(arguments: Bench, cells: int) -> Executor:
+    """Return the executor that the command line names, for so many cells."""
+    slots = arguments.workers or max(cells, 1)
+    if arguments.executor == "ray":
+        return Ray(slots, arguments.address, arguments.device, arguments.gpus)
+    if arguments.executor == "slurm":
+        options: dict[str, Any] = {
+            name: getattr(arguments, name) for name in ("partition", "minutes", "gpus", "device")
+        }
+        return Slurm(arguments.out.resolve(), slots, **options)
+    return Local(arguments.device, arguments.workers, arguments.gpus)
+
+
+def _imported(package: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise InputError(f"--executor needs the package {package}: pip install 'boovae[{extra}]'") from None

@@ -1,0 +1,139 @@
+"""The paper's numbers, what its methods and datasets are called there, and the bench that puts ours beside them."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from boovae.errors import InputError
+
+#: Columns of the bench, in the paper's order, then those the paper does not have.
+METHODS = (
+    "standard",
+    "ewc",
+    "vcl",
+    "coreset",
+    "mog",
+    "boo",
+    "boo+vcl",
+    "multihead",
+    "multihead+ewc",
+    "multihead+vcl",
+    "boo+ewc",
+    "replay",
+    "boo+distill",
+    "joint",
+)
+DATASETS = ("mnist", "notmnist", "fashion_mnist")
+#: The columns for faces: those of the paper's table of distances, then ours.
+FACES_METHODS = (
+    "ewc",
+    "multihead+ewc",
+    "vcl",
+    "multihead+vcl",
+    "coreset",
+    "coreset-80=coreset:coreset_images=80",
+    "boo",
+    "boo+distill",
+    "joint",
+)
+FACES = ("celeba", "celeba64")
+#: Networks on whose features faces are compared, if not told otherwise: one of ImageNet, and the dataset's own.
+FACES_FEATURES = ("efficientnet-lite0", "classifier")
+#: How many tasks faces have.
+FACES_TASKS = 4
+#: What the paper calls them.
+METHOD_NAMES = {
+    "standard": "Standard",
+    "ewc": "EWC",
+    "vcl": "VCL",
+    "coreset": "Coreset",
+    "mog": "MoG",
+    "boo": "Boo",
+    "boo+vcl": "Boo+VCL",
+    "multihead": "Multihead",
+    "multihead+ewc": "Multihead+EWC",
+}
+#: What it calls them in the table of faces.
+FACES_NAMES = {
+    "ewc": "EWC",
+    "multihead+ewc": "Multihead+EWC",
+    "vcl": "VCL",
+    "multihead+vcl": "Multihead+VCL",
+    "coreset": "Random Coreset (40)",
+    "coreset-80": "Random Coreset (80)",
+    "boo": "Boo (40 comp.)",
+}
+DATASET_NAMES = {"mnist": "MNIST", "notmnist": "notMNIST", "fashion_mnist": "Fashion-MNIST", "celeba": "CelebA"}
+#: What the files of its numbers call them.
+PRINTED_NAMES = DATASET_NAMES | {"fashion_mnist": "fashionMNIST"}
+#: Decimals the paper prints, by metric; of distances one.
+DECIMALS = {"nll": 1, "diversity": 2}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number as the paper prints it."""
+
+    mean: float
+    std: float
+    text: str
+
+
+def dataset_title(dataset: str) -> str:
+    """Return what a person calls a dataset.
+
+    >>> dataset_title("fashion_mnist"), dataset_title("npz:mine.npz")
+    ('Fashion-MNIST', 'npz:mine.npz')
+    """
+    return DATASET_NAMES.get(dataset, dataset)
+
+
+def is_distance(metric: str) -> bool:
+    """Whether a metric is a distance on the features of a network, which its name says.
+
+    >>> is_distance("frechet_classifier"), is_distance("fid"), is_distance("nll")
+    (True, True, False)
+    """
+    return metric == "fid" or metric.startswith("frechet_")
+
+
+def comparable(metric: str) -> bool:
+    """Whether a number of ours may be held against the paper's: its FIDs have other features and more faces."""
+    return not is_distance(metric)
+
+
+def distances(features: Sequence[str]) -> list[str]:
+    """Return what distances on these networks are called in the CSV files.
+
+    >>> distances(["classifier", "inception:weights.pth"])
+    ['frechet_classifier', 'fid']
+    """
+    kinds = [name.partition(":")[0] for name in features]
+    if "torchscript" in kinds:
+        raise InputError("--features torchscript:FILE has no place in a bench's tables; use `boovae eval` on its runs")
+    return ["fid" if kind == "inception" else f"frechet_{kind}" for kind in kinds]
+
+
+@functools.cache
+def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
+    """Return the paper's table of a metric by (dataset, method, tasks seen), in our names; empty if it has none.
+
+    Distances on whatever features have its FIDs beside them, which are on other features (`comparable`).
+    """
+    path = resources.files("boovae.bench") / "printed" / f"{'fid' if is_distance(metric) else metric}.csv"
+    if not path.is_file():
+        return {}
+    datasets = {theirs: ours for ours, theirs in PRINTED_NAMES.items()}
+    methods = {theirs: ours for ours, theirs in (FACES_NAMES if is_distance(metric) else METHOD_NAMES).items()}
+    rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+    return {
+        (datasets[row["dataset"]], methods[row["method"]], int(row["num_tasks"])): Printed(
+            float(row["mean"]), float(row["std"]), f"{row['mean']} ({row['std']})"
+        )
+        for row in rows
+    }

@@ -1,0 +1,191 @@
+"""The work on one cell: `work(job)` runs it in its folder, wherever this process is.
+
+A job and its answer are plain dictionaries, so that any executor can carry them. Whoever holds the cell's lock works on
+it; a run that was stopped goes on; a finished cell is left alone. `python -m boovae.bench.worker JOB` does the same
+for a job given as JSON and prints the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import tomllib
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from filelock import FileLock, Timeout
+
+from boovae.bench.cells import FORMAT, Cell, Summary, read_summary, summary_path
+from boovae.bench.thumbnails import component_pictures, sample_pictures
+from boovae.config import Settings, from_mapping, to_toml
+from boovae.errors import BoovaeError
+from boovae.files import write_file
+
+Compile = Literal["auto", "on", "off"]
+#: Errors of a full disk.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Job(TypedDict):
+    """What a worker has to know: the cell's settings as TOML, the folder of all cells, and how to compute."""
+
+    name: str
+    label: str
+    config: str
+    folder: str
+    data_dir: str | None
+    device: str
+    compile: Compile
+    command: str
+    features: list[str]
+
+
+class Answer(TypedDict):
+    """How the work ended.
+
+    `state` is done; busy (another process works on the cell); lost (the worker had to go: the cell can be run again);
+    full (no space left); or failed.
+    """
+
+    state: Literal["done", "busy", "lost", "full", "failed"]
+    error: str
+
+
+def make_job(
+    cell: Cell,
+    folder: Path,
+    *,
+    data_dir: Path | None,
+    device: str,
+    compile: Compile,
+    command: str,
+    features: Sequence[str] = ("classifier",),
+) -> Job:
+    """Return the job of a cell; its paths hold from anywhere on this machine or on a shared disk."""
+    return {
+        "name": cell.name,
+        "label": cell.label,
+        "config": to_toml(cell.settings),
+        "folder": str(folder.resolve()),
+        "data_dir": None if data_dir is None else str(data_dir.expanduser().resolve()),
+        "device": device,
+        "compile": compile,
+        "command": command,
+        "features": list(features),
+    }
+
+
+def lock_of(folder: Path, name: str) -> FileLock:
+    """Return the lock of a cell; it goes with the process that holds it, however that ends."""
+    return FileLock(folder / f"{name}.lock", timeout=0)
+
+
+def work(job: Job) -> Answer:
+    """Run a cell to its end, unless another process does; whatever goes wrong is told, not raised."""
+    folder = Path(job["folder"])
+    cell = Cell(job["label"], from_mapping(tomllib.loads(job["config"])))
+    try:
+        with lock_of(folder, cell.name), _logged(folder / f"{cell.name}.log"):
+            return _run(job, cell, folder)
+    except Timeout:
+        return {"state": "busy", "error": ""}
+    except Exception as error:  # a worker's trouble is its answer: one bad cell must not stop the others
+        return _trouble(error)
+
+
+def _run(job: Job, cell: Cell, folder: Path) -> Answer:
+    from boovae.runs.data import load_data
+    from boovae.runs.progress import Lines
+    from boovae.runs.train import train
+
+    try:
+        if read_summary(folder, cell) is None:
+            data_dir = Path(job["data_dir"]) if job["data_dir"] else None
+            run = folder / cell.name
+            options: dict[str, Any] = {name: job[name] for name in ("device", "compile", "command", "features")}
+            train(cell.settings, load_data(cell.settings, data_dir), run, display=Lines(), data_dir=data_dir, **options)
+            summary = json.dumps(summarise(run, cell.settings))
+            write_file(summary_path(folder, cell.name), summary.encode())
+        return {"state": "done", "error": ""}
+    except Exception as error:
+        if _was_stopped(error):
+            print(error, file=sys.stderr)
+        else:
+            traceback.print_exc()  # into the log
+        raise
+
+
+def summarise(run: Path, settings: Settings) -> Summary:
+    """Return all of a finished run folder that tables, figures and sheets need: without its curves, and small."""
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    timing = [json.loads(line) for line in (run / "timing.jsonl").read_text(encoding="utf-8").splitlines()]
+    latest = {time["task"]: time for time in timing}  # an evaluation that was cut off is timed again
+    head = next(event for event in events if event["event"] == "run")
+    return {
+        "format": FORMAT,
+        "settings": asdict(settings),
+        "environment": json.loads((run / "environment.json").read_text(encoding="utf-8")),
+        "seeds": head["seeds"],
+        "tasks": head["tasks"],
+        "split": head["split"],
+        "evaluations": [event for event in events if event["event"] == "evaluation"],
+        "divergences": [event for event in events if event["event"] == "divergence"],
+        "kept": {
+            event["task"]: event["kept"] for event in events if event["event"] == "components" and "kept" in event
+        },
+        "samples": sample_pictures(run, len(head["tasks"])),
+        "components": component_pictures(run),
+        "seconds": {key: sum(time[f"{key}_seconds"] for time in latest.values()) for key in ("train", "evaluate")},
+    }
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Let everything that is said about a cell go to its log."""
+    with path.open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
+        yield
+
+
+def _trouble(error: BaseException) -> Answer:
+    """Say what went wrong: a full disk concerns all cells, a worker that was told to stop concerns none."""
+    text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
+    if any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error)):
+        return {"state": "full", "error": text}
+    return {"state": "lost" if _was_stopped(error) else "failed", "error": text}
+
+
+def _was_stopped(error: BaseException) -> bool:
+    """Whether a run ended because it was told to: nothing went wrong."""
+    from boovae.training.events import Interrupted
+
+    return any(isinstance(cause, Interrupted) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what led to it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def main() -> None:
+    """Do the job of the command line and print the answer, if the bench still listens."""
+    try:
+        answer = work(json.loads(sys.argv[1]))
+    except KeyboardInterrupt:  # before the run began, or a second one
+        answer = {"state": "lost", "error": "stopped"}
+    try:
+        print(json.dumps(answer), flush=True)
+    except BrokenPipeError:  # the bench is gone; the next one finds the cell's folder as it is
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

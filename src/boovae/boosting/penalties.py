@@ -1,0 +1,156 @@
+"""The paper's two penalties: R_enc keeps old components where they were in latent space, R_dec keeps their images.
+
+For every component c of a finished task the Gaussian N(M, V) and the decoder's output X at M were stored when its task
+ended. With `sum`, as the paper writes it, and `mean`, weighted by the components' weights:
+
+    R_enc = Σ_c KL_sym[ q(z | u_c), N(M_c, V_c) ]
+    R_dec = Σ_c KL_sym[ p(x | z_c), p(x | X_c) ],  z_c ~ N(M_c, V_c)
+
+`reference` is the reading behind the paper's numbers (docs/methods/boo.md): R_enc is the divergence between the two
+whole mixtures, one sample per component, summed over the components; R_dec is weighted so that each task counts 1, with
+the log-variance of z_c limited to [−5, −2]. With `boo_decoder` = teacher, X_c is what the decoder before the task makes
+of z_c itself, the paper's p^{t−1}(x | z), and no image need be stored. `boo_divergence` takes one side of the symmetric
+divergence instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model.priors.boosted import EMPTY, ROOM, TaskMixture
+from boovae.model.vae import VAE
+from boovae.replicas.engine import Batch
+from boovae.replicas.randomness import Draw
+from boovae.replicas.stacked import Replicas
+from boovae.replicas.teacher import Teacher
+
+if TYPE_CHECKING:
+    from boovae.methods.base import TaskImages
+
+#: Limits of the log-variance of z in the reference reading of R_dec.
+REFERENCE_RANGE = (-5.0, -2.0)
+
+
+class Penalties:
+    """R_enc and R_dec on the stored components, weighted by lambda."""
+
+    def __init__(self, settings: Settings, *, on: bool, reduction: str | None = None) -> None:
+        self.settings = settings
+        self.on = on
+        self.reduction = reduction or settings.boo_reduction
+        self.state: dict[str, Tensor] = {}
+        self._teacher = Teacher() if settings.boo_decoder == "teacher" else None
+
+    @property
+    def stores_outputs(self) -> bool:
+        """Whether the decoder's outputs at old components are kept."""
+        return self.on and not self._teacher
+
+    def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor], strength: Tensor) -> None:
+        """Take the decoder's outputs of old components and the weight of the penalty, (R,)."""
+        if not self.on or task.index == 0:
+            return
+        if self.settings.boo_lambda_schedule == "tasks":
+            strength = strength * (task.images_before / task.own_images)
+        if self._teacher:
+            self._teacher.freeze(replicas, "decoder.", **{"lambda": strength})
+            self.state = self._teacher.state
+            return
+        decoded = memory["decoded"]
+        rows = replicas.buffers["prior.mean"].shape[1]
+        room = decoded.new_zeros(len(replicas), rows, *decoded.shape[2:])
+        room[:, : decoded.shape[1]] = decoded
+        self.state = {"lambda": strength, "decoded": room}
+
+    def draws(self, tasks_seen: int) -> dict[str, Draw]:
+        """Return noise for one latent of each component, stored and encoded anew."""
+        if not self.on or tasks_seen < 2:
+            return {}
+        count = ROOM * -(-tasks_seen // ROOM) * self.settings.components
+        return {"held": Draw("normal", (3, count, self.settings.latent_dim))}
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return lambda . R_enc and lambda . R_dec for one replica."""
+        if not batch["state"]:
+            return {}
+        strength = batch["state"]["lambda"]
+        noise = batch["held"][:, : _mixture(model).rows * self.settings.components]  # drawn for empty rows, too
+        encoder = self.encoder_divergence(model, noise[:2])
+        z = self.latents(model, noise[2])
+        stored = self._stored(model, batch["state"], z)
+        decoder = self.decoder_divergence(model, z, stored)
+        return {"encoder": strength * encoder, "decoder": strength * decoder}
+
+    def encoder_divergence(self, model: VAE, noise: Tensor) -> Tensor:
+        """Return R_enc; noise (2, C, L)."""
+        before, weights = _old(model)
+        stored = DiagonalNormal(before.mean, before.log_variance)
+        now = _mixture(model).encoded(model.posterior)
+        side = self.settings.boo_divergence
+        if self.reduction != "reference":
+            return (self._shares(weights) * stored.divergence(now, side)).sum()
+        mixture = DiagonalMixture(before.log_weights, *now)
+        samples = torch.cat([stored.rsample(noise[0]), now.rsample(noise[1])])  # scored together: fewer, larger steps
+        forward, against = (before.log_prob(samples) - mixture.log_prob(samples)).chunk(2)
+        reverse = -against
+        sides = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}
+        return ((weights > 0) * sides[side]).sum()
+
+    def latents(self, model: VAE, noise: Tensor) -> Tensor:
+        """Return a latent (C, L) of each component, at which R_dec holds the decoder; noise (C, L)."""
+        before, _ = _old(model)
+        log_variance = before.log_variance
+        if self.reduction == "reference" and not self._teacher:
+            log_variance = log_variance.clamp(*REFERENCE_RANGE)
+        return DiagonalNormal(before.mean, log_variance).rsample(noise)
+
+    def _stored(self, model: VAE, state: dict[str, Tensor], z: Tensor) -> Tensor:
+        """Return what the decoder is held to at latents z: outputs (C, D) kept, or the old decoder's."""
+        if self._teacher:
+            answer: Tensor = self._teacher.answer(model, state, VAE.decode, z)
+            return answer
+        return state["decoded"][: _mixture(model).rows].flatten(0, 1)
+
+    def decoder_divergence(self, model: VAE, z: Tensor, decoded: Tensor) -> Tensor:
+        """Return R_dec at a latent z (C, L) of each component, against the outputs `decoded` (C, D)."""
+        _, weights = _old(model)
+        # The stored side comes first: forward is KL[stored ‖ now], reverse KL[now ‖ stored].
+        divergence = model.likelihood.divergence(decoded, model.decode(z), self.settings.boo_divergence)
+        shares = self._shares(weights)
+        if self.reduction == "reference":
+            prior = _mixture(model)
+            shares = torch.where(weights > 0, prior.log_weights[: prior.rows].flatten().exp(), 0.0)
+        return (shares * divergence).sum()
+
+    def _shares(self, weights: Tensor) -> Tensor:
+        """Return what each component (C,) counts: 1 in a sum, its weight in a mean."""
+        return (weights > 0).to(weights.dtype) if self.reduction == "sum" else weights
+
+    def remember(self, replicas: Replicas, memory: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the decoder's output at each component's mean, kept from the end of its task on."""
+        if not self.stores_outputs:
+            return {}
+
+        def decoded(model: VAE, mean: Tensor) -> Tensor:
+            return model.likelihood.bounded(model.decode(mean))
+
+        with torch.no_grad():
+            newest: Tensor = replicas.map(decoded, memory["mean"][:, -1:])
+        older = [self.state["decoded"][:, : memory["mean"].shape[1] - 1]] if self.state else []
+        return {"decoded": torch.cat([*older, newest], dim=1)}
+
+
+def _mixture(model: VAE) -> TaskMixture:
+    assert isinstance(model.prior, TaskMixture)
+    return model.prior
+
+
+def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
+    """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty places."""
+    mixture = _mixture(model).kept()
+    return mixture, torch.where(mixture.log_weights > EMPTY / 2, mixture.log_weights.exp(), 0.0)

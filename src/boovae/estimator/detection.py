@@ -1,0 +1,304 @@
+"""Tasks in a stream without borders: the learner notices from the ELBO that its data have changed.
+
+When a task begins, a trial copy of the model learns its first images, and what it makes of a few held-out ones is the
+reference. Every later image is scored by the trial's ELBO under the task's own part of the prior, and by the ELBO's KL
+term alone: a simple image of another kind can have a good ELBO, but its code lies off the task's prior. The drops, in
+standard deviations of the reference, are added up, less a slack, and never under zero (Page's cumulative sum, 1954):
+
+    s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
+
+and where one of the sums passes the threshold the data have changed since it last was zero, at the likeliest place for
+the mean of the drops to leave zero. The limit keeps one odd image from raising an alarm. The images up to there are a
+finished task, those behind it begin the next.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from boovae.config import from_mapping, read_toml
+from boovae.data.tasks import Split, Task
+from boovae.errors import InputError
+from boovae.model.vae import VAE
+from boovae.replicas.devices import choose_device
+from boovae.replicas.randomness import Draw, Generators
+from boovae.runs.data import load_data
+from boovae.runs.progress import Watch, make_display
+from boovae.training.trainer import Trainer
+from boovae.training.transfer import carry
+
+if TYPE_CHECKING:
+    from boovae.cli.arguments import Train
+    from boovae.config import Settings
+    from boovae.data import Stream
+    from boovae.runs.progress import Display
+
+#: Images at the beginning of a task from which a trial learns; no task is found that is shorter.
+FIRST = 100
+#: Share of them that is held out as reference.
+HELD_OUT = 0.25
+#: Epochs of a trial, and steps per epoch at least.
+EPOCHS, STEPS = 40, 12
+#: Latents per image for its ELBO, and images that are scored at once.
+LATENTS, CHUNK = 8, 500
+
+#: What images (n, D) are watched by, (n,) or (n, columns): the ELBO and its KL term, in nats.
+Score = Callable[[Tensor], Tensor]
+
+
+class ChangeDetector:
+    """Watches ELBO values of one task and says where they stop being like the reference (n,).
+
+    >>> reference = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    >>> detector = ChangeDetector(reference)
+    >>> detector.feed(torch.zeros(50)) is None  # as ever
+    True
+    >>> detector.feed(torch.tensor([0.0, 0.0] + 14 * [-9.0]))  # 52 images were of the task
+    52
+    """
+
+    def __init__(self, reference: Tensor, *, slack: float = 1.0, limit: float = 4.0, threshold: float = 40.0) -> None:
+        if len(reference) < 2 or not bool(reference.isfinite().all()):
+            raise InputError(f"reference: {len(reference)} values; at least 2 finite ones are needed")
+        self.mean = reference.double().mean().item()
+        self.deviation = max(reference.double().std().item(), 1e-6)
+        self.slack, self.limit, self.threshold = slack, limit, threshold
+        self.sum = 0.0
+        self.seen = 0
+        self._drops: list[float] = []  # since the sum was zero for the last time
+
+    def feed(self, values: Tensor) -> int | None:
+        """Take the ELBO of the next images (n,); return how many of all fed were still of the task, if it has ended."""
+        drops = (self.mean - values.double()) / self.deviation
+        # An image that is not a number anywhere is as far from the task as can be.
+        for drop in drops.nan_to_num(nan=self.limit).clamp(max=self.limit).tolist():
+            self.seen += 1
+            self.sum += drop - self.slack
+            self._drops.append(drop)
+            if self.sum <= 0:
+                self.sum, self._drops = 0.0, []
+            if self.sum > self.threshold:
+                return self.seen - len(self._drops) + self._onset()
+        return None
+
+    def copy(self) -> ChangeDetector:
+        """Return the same state, which may go another way."""
+        other = copy.copy(self)
+        other._drops = list(self._drops)
+        return other
+
+    def _onset(self) -> int:
+        """Return after how many of the last drops the change came: the likeliest place for the mean to leave zero.
+
+        With m drops, k of them before the change, the log-likelihood ratio is (sum of the others)² / 2 (m − k).
+        """
+        sums = list(itertools.accumulate(reversed(self._drops)))  # of the last 1, 2, … drops
+        ratios = [total * abs(total) / count for count, total in enumerate(sums, start=1)]
+        return len(self._drops) - 1 - ratios.index(max(ratios))
+
+
+class TaskFinder:
+    """Cuts a stream of images into tasks while they are learned.
+
+    `trial(images)` learns some images on a copy of the model as it is now and returns how that copy scores others. Feed
+    it batches of any size and learn each task that it yields before asking for the next:
+
+        for task in finder.feed(images):
+            learn(task)
+        rest = finder.finish()
+    """
+
+    def __init__(self, trial: Callable[[Tensor], Score], first: int = FIRST, most: int | None = None) -> None:
+        """Where `most` images have come without a change they are a task, so that no more ever wait."""
+        if first < 8:
+            raise InputError(f"first (--detect-first) is {first}; a trial needs at least 8 images")
+        if most is not None and most < first:
+            raise InputError(f"most (--detect-most) is {most}; it must be at least --detect-first, {first}")
+        self.trial, self.first, self.most = trial, first, most
+        self._images: list[Tensor] = []  # of the task that has not ended
+        self._learned = 0  # of them by the trial: `first` and `most` may change while a task goes on
+        self._scored = 0
+        self._score: Score | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many images belong to the task that has not ended."""
+        return sum(map(len, self._images))
+
+    def feed(self, images: Tensor) -> Iterator[Tensor]:
+        """Take more images (n, D); yield the tasks that have ended, each (m, D)."""
+        if len(images):
+            self._images.append(images)
+        while self.waiting >= self.first:
+            whole = torch.cat(self._images)
+            self._images = [whole]
+            if self._score is None:
+                self._begin(whole[: self.first])
+            end = self._end(whole)
+            if end is None:
+                return
+            self._images, self._score, self._scored = [whole[end:]], None, 0
+            yield whole[:end]
+
+    def _end(self, whole: Tensor) -> int | None:
+        """Score the images that have not been scored; return where their task ends, if it does."""
+        assert self._score is not None
+        for part in whole[self._scored : self.most].split(CHUNK):
+            columns = _columns(self._score(part)) if len(part) else []
+            found = [detector.feed(values) for detector, values in zip(self._detectors, columns, strict=False)]
+            self._scored += len(part)
+            changes = [change for change in found if change is not None]
+            if changes:
+                return self._learned + min(changes)
+        return self._scored if self.most is not None and self._scored >= self.most else None
+
+    def copy(self) -> TaskFinder:
+        """Return the same state, which may go another way."""
+        other = copy.copy(self)
+        other._images = list(self._images)
+        if self._score is not None:
+            other._detectors = [detector.copy() for detector in self._detectors]
+        return other
+
+    def _begin(self, images: Tensor) -> None:
+        """Let a trial learn the first images but a few, which become the reference."""
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
+        held = max(2, round(HELD_OUT * len(images)))
+        self._score = self.trial(images[order[held:]])
+        self._detectors = [ChangeDetector(values) for values in _columns(self._score(images[order[:held]]))]
+        self._scored = self._learned = len(images)
+
+    def finish(self) -> Tensor | None:
+        """Return the images of the last task, which the stream's end has ended; None if there are none."""
+        images, self._images, self._score, self._scored = self._images, [], None, 0
+        return torch.cat(images) if images else None
+
+
+def _columns(scores: Tensor) -> Sequence[Tensor]:
+    return scores.unbind(1) if scores.dim() == 2 else [scores]
+
+
+# --- with a trainer -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trial:
+    """Learns images on a copy of the trainer as it is when called, with a short schedule."""
+
+    trainer: Trainer
+
+    def __post_init__(self) -> None:
+        if self.trainer.method.knows_task:
+            raise InputError(f"method '{self.trainer.method.name}' must be told the task; it cannot find one by itself")
+        self._settings = self.trainer.settings  # a learner that takes its place has a schedule of its own
+
+    def __call__(self, images: Tensor) -> Score:
+        """Return how the copy scores images: their ELBO and its KL term (n, 2), means over replicas."""
+        learner = self.learner(len(images))
+        learner.learn(make_task(images, "trial"))
+        return lambda others: elbo_and_kl(learner, others).mean(0)
+
+    def learner(self, images: int) -> Trainer:
+        """Return a copy of the trainer that learns so many images with a short schedule."""
+        old = self.trainer
+        learner = Trainer(
+            shortened(self._settings, images),
+            old.shape,
+            old.pixel_range,
+            binarize=old.binarize,
+            device=old.device,
+            seeds=old.replicas.seeds,
+        )
+        carry(old, learner)
+        return learner
+
+
+def shortened(settings: Settings, images: int) -> Settings:
+    """Return the settings with fewer epochs, and batches small enough for some steps on so few images."""
+    least = 2 if settings.normalisation == "batch" else 1
+    batch = max(least, min(settings.batch_size, images // STEPS))
+    return replace(settings, epochs=min(settings.epochs, EPOCHS), batch_size=batch, schedule="cosine")
+
+
+def make_task(images: Tensor, name: str) -> Task:
+    """Return unlabelled images (n, D) as a task; a random tenth of them is for validation, and stands in for a test."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
+    held = max(1, len(images) // 10)
+    splits = [Split(images[rows].cpu(), torch.zeros(len(rows), dtype=torch.long)) for rows in order.split(held)]
+    train = Split(images[order[held:]].cpu(), torch.zeros(len(order) - held, dtype=torch.long))
+    return Task(name, train, splits[0], splits[0], (0,))
+
+
+@torch.no_grad()
+def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
+    """Return ELBO and −KL of images (n, D) under the newest task's part of the prior, (R, n, 2), from some latents."""
+    replicas, task = trainer.replicas, trainer.tasks_done - 1
+    draw = Draw("normal", (LATENTS, trainer.settings.latent_dim))
+    noise = Generators(replicas.seeds, replicas.device).draw(draw, "elbo")
+
+    def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
+        posterior = model.posterior(x)
+        wide = type(posterior)(*(part.unsqueeze(1) for part in posterior))
+        z = wide.rsample(noise)  # (n, LATENTS, L)
+        output = model.likelihood.bounded(model.decode(z))
+        likelihood = model.likelihood.log_prob(output, x.unsqueeze(1))
+        kl = wide.log_prob(z) - model.prior.forward(model.posterior, task).log_prob(z)
+        return torch.stack([(likelihood - kl).mean(1), -kl.mean(1)], -1)
+
+    parts = images.to(replicas.device).split(CHUNK)
+    return torch.cat([replicas.map(one, part.expand(len(replicas), -1, -1), noise) for part in parts], 1)
+
+
+def detected(settings: Settings, arguments: Train) -> Settings:
+    """Return the settings of a run with the borders that are found in its stream, or were when it began."""
+    if settings.borders is not None:
+        raise InputError("--borders and --detect-tasks: give the borders, or let them be found")
+    begun = arguments.out / "config.toml" if arguments.out else None
+    if begun is not None and begun.is_file() and arguments.resume != "never":
+        found = from_mapping(read_toml(begun)).borders
+        if found is None:
+            raise InputError(
+                f"{arguments.out} holds a run that knew its tasks: leave out --detect-tasks, or change --out"
+            )
+        return replace(settings, borders=found)
+    device, stream = choose_device(arguments.device), load_data(settings, arguments.data_dir)
+    with closing(make_display(quiet=arguments.quiet)) as display:
+        borders = find_borders(settings, stream, device, display, first=arguments.detect_first)
+        display.note(f"{len(borders)} borders found; now the tasks between them are learned")
+    if settings.tasks is not None and len(borders) + 1 < settings.tasks:
+        raise InputError(
+            f"--tasks is {settings.tasks}, but {len(borders) + 1} were found in the stream; leave it out to learn those"
+        )
+    return replace(settings, borders=tuple(borders))
+
+
+def find_borders(
+    settings: Settings, stream: Stream, device: torch.device, display: Display, *, first: int = FIRST
+) -> list[int]:
+    """Return where the training images of a stream, fed without its borders, change: positions in their sequence.
+
+    The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
+    """
+    trainer = Trainer(settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+    trial = Trial(trainer)
+    finder, borders = TaskFinder(trial, first), [0]
+    display.note("looking for borders between tasks")
+    for batch in torch.cat([task.train.images for task in stream]).split(first):
+        for images in finder.feed(batch):
+            borders.append(borders[-1] + len(images))
+            display.note(f"task {len(borders) - 1} ended after {len(images)} images, at {borders[-1]}")
+            if len(borders) - 1 == settings.tasks:
+                return borders[1:]
+            trial.trainer = trial.learner(len(images))
+            task = make_task(images, f"images {borders[-2]} to {borders[-1] - 1}")
+            display.task(len(borders) - 2, None, task.name, trial.trainer.settings.epochs)
+            trial.trainer.learn(task, Watch(display))
+    return borders[1:]

@@ -1,0 +1,207 @@
+"""Encoders and decoders, by name.
+
+`mlp:WIDTH` takes anything flat: `mlp:300` is the paper's network for MNIST, `mlp:1024` for the other two grey sets.
+`conv:CHANNELS` is for pictures: `conv:32` on 3 x 32 x 32 is the paper's network for faces.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from boovae.errors import InputError
+from boovae.model.distributions import DiagonalNormal
+from boovae.model.normalisation import NORMALISATIONS, Normalisation
+
+
+class Nets(NamedTuple):
+    """The two networks of a VAE."""
+
+    encoder: nn.Module
+    decoder: nn.Module
+
+
+class Encoder(nn.Module):
+    """A body that makes features, then mean and clamped log-variance of q(z | x)."""
+
+    def __init__(
+        self, body: nn.Module, features: int, latent_dim: int, log_variance_range: tuple[float, float]
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(features, 2 * latent_dim)  # mean and log-variance in one product
+        self.log_variance_range = log_variance_range
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the body makes of images (..., D)."""
+        output: Tensor = self.body(x)
+        return output
+
+    def forward(self, x: Tensor) -> DiagonalNormal:
+        """Map images (..., D) to q(z | x) with parameters (..., L)."""
+        mean, log_variance = self.head(self.features(x)).chunk(2, dim=-1)
+        return DiagonalNormal(mean, log_variance.clamp(*self.log_variance_range))
+
+
+class MLPEncoder(Encoder):
+    """Two hidden layers with LeakyReLU."""
+
+    def __init__(self, pixels: int, width: int, latent_dim: int, log_variance_range: tuple[float, float]) -> None:
+        body = nn.Sequential(nn.Linear(pixels, width), nn.LeakyReLU(), nn.Linear(width, width), nn.LeakyReLU())
+        super().__init__(body, width, latent_dim, log_variance_range)
+
+
+class MLPDecoder(nn.Sequential):
+    """Two hidden layers with LeakyReLU; gives the likelihood's parameters, one per pixel."""
+
+    def __init__(self, pixels: int, width: int, latent_dim: int) -> None:
+        super().__init__(
+            nn.Linear(latent_dim, width),
+            nn.LeakyReLU(),
+            nn.Linear(width, width),
+            nn.LeakyReLU(),
+            nn.Linear(width, pixels),
+        )
+
+
+class Picture(NamedTuple):
+    """The size of a picture, how often its sides are halved, and the channels at full size."""
+
+    channels: int
+    height: int
+    width: int
+    halvings: int
+    base: int
+
+    @property
+    def smallest(self) -> tuple[int, int, int]:
+        """The shape from which the decoder starts to double: 256 x 4 x 4 in the paper."""
+        return self.base << self.halvings, self.height >> self.halvings, self.width >> self.halvings
+
+
+class ConvEncoder(Encoder):
+    """Convolutions 5x5 of stride 2, each with normalisation and ReLU, until about one pixel is left."""
+
+    def __init__(
+        self,
+        picture: Picture,
+        latent_dim: int,
+        log_variance_range: tuple[float, float],
+        normalisation: Normalisation,
+    ) -> None:
+        layers: list[nn.Module] = []
+        inputs, height, width = picture.channels, picture.height, picture.width
+        for stage in range(picture.halvings + 1):
+            outputs = picture.base << stage
+            layers += [nn.Conv2d(inputs, outputs, 5, stride=2, padding=1), NORMALISATIONS[normalisation](outputs)]
+            layers.append(nn.ReLU())
+            inputs, height, width = outputs, (height - 1) // 2, (width - 1) // 2
+        super().__init__(nn.Sequential(*layers), inputs * height * width, latent_dim, log_variance_range)
+        self.shape = (picture.channels, picture.height, picture.width)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the convolutions make of images (..., D)."""
+        pictures: Tensor = self.body(x.reshape(-1, *self.shape))
+        return pictures.reshape(*x.shape[:-1], -1)
+
+
+class ConvDecoder(nn.Module):
+    """A linear layer, then transposed convolutions 5x5 that double the sides, each with normalisation and ReLU.
+
+    A convolution 1x1 makes the colours. `bounds` are those of the pixels, which a stretched Softsign keeps to; without
+    them the outputs are free (logits).
+    """
+
+    def __init__(
+        self, picture: Picture, latent_dim: int, bounds: tuple[float, float] | None, normalisation: Normalisation
+    ) -> None:
+        super().__init__()
+        self.smallest = picture.smallest
+        self.bounds = bounds
+        #: Values that the widest layer has for one image; it is what a pass needs memory for.
+        self.widest = picture.base * picture.height * picture.width
+        self.foot = nn.Linear(latent_dim, math.prod(self.smallest))
+        layers: list[nn.Module] = []
+        channels = self.smallest[0]
+        for _ in range(picture.halvings):
+            double = nn.ConvTranspose2d(channels, channels // 2, 5, stride=2, padding=2, output_padding=1)
+            layers += [double, NORMALISATIONS[normalisation](channels // 2), nn.ReLU()]
+            channels //= 2
+        self.body = nn.Sequential(*layers, nn.Conv2d(channels, picture.channels, 1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map latents (..., L) to pixels (..., D)."""
+        start = torch.relu(self.foot(z)).reshape(-1, *self.smallest)
+        output: Tensor = self.body(start).reshape(*z.shape[:-1], -1)
+        if self.bounds is None:
+            return output
+        low, high = self.bounds
+        return 0.5 * (low + high) + 0.5 * (high - low) * F.softsign(output)
+
+
+def initialise(module: nn.Module) -> None:
+    """Xavier-normal weights, PyTorch's own biases; the encoder's two heads each as its own layer."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
+            nn.init.xavier_normal_(layer.weight)
+    for part in module.modules():
+        if isinstance(part, Encoder):
+            for half in part.head.weight.detach().chunk(2):
+                nn.init.xavier_normal_(half)
+
+
+def make_nets(
+    name: str,
+    shape: tuple[int, ...],
+    latent_dim: int,
+    log_variance_range: tuple[float, float],
+    *,
+    bounds: tuple[float, float] | None = None,
+    normalisation: Normalisation = "group",
+) -> Nets:
+    """Return encoder and decoder called `name` for images of `shape`.
+
+    `bounds` limit what a convolutional decoder gives, `normalisation` is that of convolutional networks.
+    """
+    match = re.fullmatch(r"(mlp|conv):([1-9]\d{0,4})", name)
+    if match is None:
+        raise InputError(
+            f"unknown net '{name}' (--net): use mlp:WIDTH, for example mlp:300 (MNIST) or mlp:1024 (the others), "
+            "or conv:CHANNELS for pictures, for example conv:32 (faces)"
+        )
+    kind, size = match.group(1), int(match.group(2))
+    encoder: nn.Module
+    decoder: nn.Module
+    if kind == "mlp":
+        pixels = math.prod(shape)
+        encoder = MLPEncoder(pixels, size, latent_dim, log_variance_range)
+        decoder = MLPDecoder(pixels, size, latent_dim)
+    else:
+        picture = _picture(name, shape, size)
+        encoder = ConvEncoder(picture, latent_dim, log_variance_range, normalisation)
+        decoder = ConvDecoder(picture, latent_dim, bounds, normalisation)
+    with torch.no_grad():
+        initialise(encoder)
+        initialise(decoder)
+    return Nets(encoder, decoder)
+
+
+def _picture(name: str, shape: tuple[int, ...], base: int) -> Picture:
+    """Return how a picture is halved: as often as both sides stay whole and have four pixels left."""
+    if len(shape) < 2:
+        raise InputError(f"net '{name}' (--net) is for pictures, and these are {shape[0]} features; use mlp:WIDTH")
+    channels, height, width = (1, *shape)[-3:]
+    halvings = 0
+    while all(side % (2 << halvings) == 0 and side >> (halvings + 1) >= 4 for side in (height, width)):
+        halvings += 1
+    if halvings == 0:
+        raise InputError(
+            f"net '{name}' (--net) halves the sides of pictures, and {height} x {width} cannot be halved to 4 pixels "
+            "or more; bring them to even sides of at least 8, or use mlp:WIDTH"
+        )
+    return Picture(channels, height, width, halvings, base)

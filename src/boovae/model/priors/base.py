@@ -1,0 +1,55 @@
+"""What every prior offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from boovae.model.distributions import DiagonalNormal
+
+Encoder = Callable[[Tensor], DiagonalNormal]
+
+
+class Density(Protocol):
+    """A distribution over latents."""
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Return the log-density at z (..., L): (...)."""
+
+    def sample(self, uniform: Tensor, normal: Tensor) -> Tensor:
+        """Return latents (n, L) from uniform (n,) and standard normal (n, L) random numbers."""
+
+
+class Prior(nn.Module, ABC):
+    """A module whose call returns the prior's distribution; priors of pseudo-inputs use the encoder for it.
+
+    The prior that scores is the prior that samples: both go through `forward`.
+    """
+
+    #: Whether tasks share the prior's mass, so that a new task makes old images less likely by dilution alone.
+    shares_mass = False
+    #: Components of the mixture; 0 if it is none.
+    components = 0
+
+    @abstractmethod
+    def forward(self, encoder: Encoder, task: int | None = None) -> Density:
+        """Return the distribution; with `task`, only that task's own part of it, normalised."""
+
+    def before(self, encoder: Encoder) -> Density:
+        """Return the prior of the tasks before the current one."""
+        return self.forward(encoder)
+
+    def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p(z) at latents z (n, s, L) of images of `tasks` (n,), and log p(z) under each one's own part."""
+        whole = self.forward(encoder).log_prob(z)
+        return whole, whole
+
+    def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
+        """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one.
+
+        At several samples z (S, B, L) it is that of each, (S, B).
+        """
+        return posterior.log_prob(z) - self.forward(encoder).log_prob(z)

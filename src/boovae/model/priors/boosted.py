@@ -1,0 +1,185 @@
+"""Mixtures that grow by a handful of components with each task; the prior of BooVAE is one of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model.priors.base import Density, Encoder, Prior
+
+#: The log-weight of an empty place: no mass, and finite gradients.
+EMPTY = -1e4
+#: Room is made for this many finished tasks at a time, so that shapes, and compiled code, last for many tasks.
+ROOM = 10
+
+Scope = Literal["current", "full"]
+
+
+class TaskMixture(Prior):
+    """r(z) = Σ_s ρ_s Σ_k v_sk N(z; mean_sk, variance_sk): task masses ρ, weights v inside a task.
+
+    Components of finished tasks are stored Gaussians, or with `reencode` what the encoder makes of their pseudo-inputs
+    now. While a task is learned (`live`) its own components are what `current` says; `elbo` says whether its images are
+    scored by these alone or by the whole mixture.
+    """
+
+    shares_mass = True
+
+    pseudo_inputs: Tensor  # (T, K, D) of finished tasks
+    mean: Tensor  # (T, K, L)
+    log_variance: Tensor  # (T, K, L)
+    log_weights: Tensor  # (T, K), each row adds up to one; rows without a task are empty
+    log_masses: Tensor  # (T,), adds up to one, together with `live_log_mass` while a task is learned
+    live_log_weights: Tensor  # (K,) of the task in training, adds up to one
+    live_log_mass: Tensor  # ()
+
+    def __init__(
+        self,
+        tasks: int,
+        components: int,
+        pixels: int,
+        latent_dim: int,
+        *,
+        elbo: Scope = "current",
+        reencode: bool = False,
+    ) -> None:
+        super().__init__()
+        rows = ROOM * max(1, -(-tasks // ROOM))
+        self.components = rows * components
+        self.seen = tasks  # rows that hold a task, the last one perhaps in training; the others are empty
+        self.live, self.elbo, self.reencode = False, elbo, reencode
+        self.register_buffer("pseudo_inputs", torch.zeros(rows, components, pixels))
+        self.register_buffer("mean", torch.zeros(rows, components, latent_dim))
+        self.register_buffer("log_variance", torch.zeros(rows, components, latent_dim))
+        self.register_buffer("log_weights", torch.full((rows, components), EMPTY))
+        self.register_buffer("log_masses", torch.full((rows,), EMPTY))
+        self.register_buffer("live_log_weights", torch.full((components,), EMPTY))
+        self.register_buffer("live_log_mass", torch.full((), EMPTY))
+
+    @abstractmethod
+    def current(self, encoder: Encoder) -> DiagonalMixture:
+        """Return the mixture of the components of the task in training."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows are computed with: those of finished tasks; compiled code keeps empty ones and its shapes."""
+        return len(self.log_masses) if torch.compiler.is_compiling() else max(self.seen - self.live, 1)
+
+    @property
+    def gaussians(self) -> DiagonalNormal:
+        """The stored Gaussians of finished tasks, (T, K, L)."""
+        return DiagonalNormal(self.mean[: self.rows], self.log_variance[: self.rows])
+
+    def stored(self, encoder: Encoder) -> DiagonalNormal:
+        """Return the Gaussians of finished tasks, (T, K, L), as they are or encoded anew."""
+        return encoder(self.pseudo_inputs[: self.rows]) if self.reencode else self.gaussians
+
+    def encoded(self, encoder: Encoder) -> DiagonalNormal:
+        """Return what the encoder makes of the pseudo-inputs of finished tasks now, (T K, L)."""
+        return encoder(self.pseudo_inputs[: self.rows].flatten(0, 1))
+
+    def outward(self, mean: Tensor) -> Tensor:
+        """Return which latents the means of components stand for: themselves, unless there is a flow."""
+        return mean
+
+    def before(self, encoder: Encoder) -> Density:
+        """Return the mixture of all finished tasks."""
+        return self._mixture(torch.log_softmax(self.log_masses[: self.rows], 0), self.stored(encoder))
+
+    def kept(self) -> DiagonalMixture:
+        """Return the mixture of all finished tasks as it was stored."""
+        return self._mixture(torch.log_softmax(self.log_masses[: self.rows], 0), self.gaussians)
+
+    def forward(self, encoder: Encoder, task: int | None = None) -> Density:
+        """Return the whole mixture, or one finished task's part of it."""
+        if task is not None:
+            stored = self.stored(encoder)
+            return DiagonalMixture(self.log_weights[task], stored.mean[task], stored.log_variance[task])
+        finished = self._mixture(self.log_masses[: self.rows], self.stored(encoder))
+        if not self.live:
+            return finished
+        log_weights, mean, log_variance = self.current(encoder)
+        current = DiagonalMixture(self.live_log_mass + log_weights, mean, log_variance)
+        return DiagonalMixture(*(torch.cat(parts) for parts in zip(finished, current, strict=True)))
+
+    def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-density at latents z (n, s, L) under the whole mixture and under each image's own task's.
+
+        One image (1, s, L) with many tasks (n,) is scored by each of them.
+        """
+        mixture = self._mixture(self.log_masses[: self.rows], self.stored(encoder))
+        scores = mixture.component_log_probs(z)  # (n, s, T K)
+        count = self.log_weights.shape[-1]
+        columns = tasks.unsqueeze(-1) * count + torch.arange(count, device=tasks.device)  # (n, K)
+        own = torch.take_along_dim(scores, columns.unsqueeze(-2), -1)  # (n, s, K)
+        return (
+            torch.logsumexp(scores + mixture.log_weights, -1),
+            torch.logsumexp(own + self.log_weights[tasks].unsqueeze(-2), -1),
+        )
+
+    def _mixture(self, log_masses: Tensor, parts: DiagonalNormal) -> DiagonalMixture:
+        """Return the components (T, K, L) of finished tasks as one mixture, the tasks with these masses (T,)."""
+        log_weights = log_masses.unsqueeze(1) + self.log_weights[: self.rows]
+        return DiagonalMixture(log_weights.flatten(), parts.mean.flatten(0, 1), parts.log_variance.flatten(0, 1))
+
+    def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
+        """Return log q(z | x) − log r(z), under the task's own components while it is learned (unless `elbo` is full).
+
+        The mass of the task is then a constant; with the whole mixture, new images settle on old components.
+        """
+        density = self.current(encoder) if self.live and self.elbo == "current" else self.forward(encoder)
+        return posterior.log_prob(z) - density.log_prob(z)
+
+
+class BoostedPrior(TaskMixture):
+    """The prior of BooVAE: components are the encoder's posteriors at pseudo-inputs, with gradient while it learns."""
+
+    live_inputs: Tensor  # (K, D) of the task in training
+
+    def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, **options: Any) -> None:
+        super().__init__(tasks, components, pixels, latent_dim, **options)
+        self.register_buffer("live_inputs", torch.zeros(components, pixels))
+        #: Whether `encoded` will be asked for right after `kl`.
+        self.holds = False
+        self._encoded: DiagonalNormal | None = None
+
+    def current(self, encoder: Encoder) -> DiagonalMixture:
+        """Return the mixture of the encodings of the live pseudo-inputs, as the encoder sees them now."""
+        return DiagonalMixture(self.live_log_weights, *encoder(self.live_inputs))
+
+    def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
+        """Return log q(z | x) − log r(z); see `TaskMixture`.
+
+        Pseudo-inputs of finished tasks, if they are asked for next, pass the encoder together with the live ones: on a
+        GPU small products cost by their number.
+        """
+        if not (self.holds and self.live and self.elbo == "current"):
+            return super().kl(posterior, z, encoder)
+        count = len(self.live_inputs)
+        both = encoder(torch.cat([self.live_inputs, self.pseudo_inputs[: self.rows].flatten(0, 1)]))
+        live, self._encoded = (
+            DiagonalNormal(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None))
+        )
+        return posterior.log_prob(z) - DiagonalMixture(self.live_log_weights, *live).log_prob(z)
+
+    def encoded(self, encoder: Encoder) -> DiagonalNormal:
+        """Return what the encoder makes of the pseudo-inputs of finished tasks now, (T K, L)."""
+        held, self._encoded = self._encoded, None
+        return super().encoded(encoder) if held is None else held
+
+
+class FreeMixture(TaskMixture):
+    """Components of the task in training are free Gaussians, learned with the networks."""
+
+    def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, **options: Any) -> None:
+        super().__init__(tasks, components, pixels, latent_dim, **options)
+        self.live_mean = nn.Parameter(torch.zeros(components, latent_dim))
+        self.live_log_variance = nn.Parameter(torch.zeros(components, latent_dim))
+
+    def current(self, encoder: Encoder) -> DiagonalMixture:
+        """Return the mixture of the free Gaussians."""
+        return DiagonalMixture(self.live_log_weights, self.live_mean, self.live_log_variance)

@@ -1,0 +1,93 @@
+"""The variational autoencoder of ONE replica: an ordinary module that knows nothing of tasks or replicas."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from boovae.model.distributions import DiagonalNormal
+from boovae.model.likelihoods import Likelihood
+from boovae.model.priors import Prior
+
+
+class Bound(NamedTuple):
+    """The two parts of the negative ELBO per image, each (B,); with S samples of every image, each (S, B)."""
+
+    reconstruction: Tensor
+    kl: Tensor
+
+    def weighted(self, kl_weight: Tensor) -> Tensor:
+        """Return reconstruction + kl_weight . kl."""
+        return self.reconstruction + kl_weight * self.kl
+
+
+class VAE(nn.Module):
+    """Encoder q(z | x), decoder p(x | z) and the prior over z.
+
+    Random numbers come in as tensors, so every function here is deterministic and can be stacked, compiled and
+    captured.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, decoder: nn.Module, likelihood: Likelihood, prior: Prior, latent_dim: int
+    ) -> None:
+        super().__init__()
+        self.latent_dim = latent_dim
+        self.encoder = encoder
+        self.decoder = decoder
+        self.likelihood = likelihood
+        self.prior = prior
+
+    def posterior(self, x: Tensor) -> DiagonalNormal:
+        """Return q(z | x) for images (B, D): parameters (B, L)."""
+        posterior: DiagonalNormal = self.encoder(x)
+        return posterior
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return the parameters of p(x | z) for latents (..., L): (..., D); see `likelihood`."""
+        output: Tensor = self.decoder(z)
+        return output
+
+    def bound(self, x: Tensor, noise: Tensor) -> Bound:
+        """Return the negative ELBO of images (B, D); `noise` (B, L), or (S, B, L) for S samples, is standard normal."""
+        posterior = self.posterior(x)
+        return self._bound_at(x, posterior, posterior.rsample(noise))
+
+    def tight_bound(
+        self, x: Tensor, noise: Tensor, kl_weight: Tensor, choice: Tensor | None = None
+    ) -> tuple[Tensor, Bound]:
+        """Return −log (1/S) Σ_s w_s (B,) where log w_s = −reconstruction_s − kl_weight . kl_s, and these parts (S, B).
+
+        `noise` is (S, B, L). With full weight it lies between the negative ELBO and −log p(x) (Burda, Grosse and
+        Salakhutdinov, 2016). With uniform numbers `choice` (S, B) it has a gradient, in the mean that of the bound,
+        from one latent of each image, drawn by w̄_s = w_s / Σ w (Cremer, Morris and Duvenaud, 2017): the others cost
+        no backward pass. That of the encoder is doubly reparameterised (Tucker, Lawson, Gu and Maddison, 2019), because
+        the plain one has the more noise in it the more samples there are: it goes through z alone, there
+        1 − kl_weight . (1 − w̄_s) times.
+        """
+        posterior = self.posterior(x)
+        with torch.no_grad():
+            parts = self._bound_at(x, posterior, posterior.rsample(noise))
+            log_weights = -parts.weighted(kl_weight)
+            bound = math.log(len(noise)) - torch.logsumexp(log_weights, 0)
+        if choice is None:
+            return bound, parts
+        chosen = (log_weights - (-choice.log()).log()).argmax(0, keepdim=True)  # (1, B): Gumbel's way to draw from w̄
+        share = torch.take_along_dim(torch.softmax(log_weights, 0), chosen, 0)
+        z = posterior.rsample(torch.take_along_dim(noise, chosen.unsqueeze(-1), 0))
+        through = (1 - kl_weight * (1 - share)).unsqueeze(-1)
+        z = z.detach() + through * (z - z.detach())  # the same value, another gradient
+        fixed = DiagonalNormal(posterior.mean.detach(), posterior.log_variance.detach())
+        drawn = self._bound_at(x, fixed, z).weighted(kl_weight).squeeze(0)
+        return bound + (drawn - drawn.detach()), parts
+
+    def _bound_at(self, x: Tensor, posterior: DiagonalNormal, z: Tensor) -> Bound:
+        reconstruction = -self.likelihood.log_prob(self.decode(z), x)
+        return Bound(reconstruction, self.prior.kl(posterior, z, self.posterior))
+
+    def images(self, z: Tensor) -> Tensor:
+        """Return the mean images (..., D) of latents (..., L)."""
+        return self.likelihood.mean(self.decode(z))

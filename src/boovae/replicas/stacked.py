@@ -1,0 +1,176 @@
+"""Many replicas of one module at once.
+
+The module is written for one replica; its parameters and buffers are stacked along a leading replica axis. Functions of
+one model run over all replicas either stacked (`torch.func.vmap`) or, where the matrices are large enough to keep a CPU
+busy or there are convolutions, one after another.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.utils import _pytree as pytree
+
+from boovae.errors import InputError
+from boovae.model.vae import VAE
+from boovae.replicas.randomness import seed_for
+
+#: On a CPU, networks up to this many parameters are stacked; larger ones fill the cores by themselves.
+STACK_LIMIT = 150_000
+#: Pixels that are drawn at once.
+SAMPLE_PIXELS = 10_000 * 784
+
+
+class _Call(nn.Module):
+    """Lets `functional_call` run any function of the model, not only its forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(self.model, *arguments)
+
+
+class Replicas:
+    """R replicas of a VAE: `parameters` and `buffers`, {name: (R, ...)}."""
+
+    def __init__(self, build: Callable[[], VAE], seeds: Sequence[int], device: torch.device) -> None:
+        self.seeds = tuple(seeds)
+        self.device = device
+        self.build = build
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Give every replica fresh weights from its own seed."""
+        models = []
+        for seed in self.seeds:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed_for(seed, "weights"))
+                models.append(self.build().requires_grad_(False))
+        self.parameters, self.buffers = (
+            {name: tensor.detach().to(self.device) for name, tensor in tensors.items()}
+            for tensors in stack_module_state(models)
+        )
+        self.model = models[0].to(self.device)  # a template: its own weights are never used
+        self._convolves = any(isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)) for layer in self.model.modules())
+        self._call = _Call(self.model)
+
+    def rebuild(self) -> None:
+        """Make room for what the model needs now: all stays but the prior's buffers, which are fresh."""
+        with torch.random.fork_rng(devices=[]):
+            self.model = self.build().requires_grad_(False).to(self.device)
+        fresh = {name: torch.stack([buffer] * len(self)).contiguous() for name, buffer in self.model.named_buffers()}
+        self.buffers = fresh | {name: old for name, old in self.buffers.items() if not name.startswith("prior.")}
+        self._call = _Call(self.model)
+
+    def replaced(self, tensors: dict[str, Tensor]) -> Replicas:
+        """Return these replicas with other parameters and buffers of these names; nothing is copied."""
+        other = copy.copy(self)
+        other.parameters = {name: tensors.get(name, own) for name, own in self.parameters.items()}
+        other.buffers = {name: tensors.get(name, own) for name, own in self.buffers.items()}
+        return other
+
+    def only(self, replica: int) -> Replicas:
+        """Return one replica alone; nothing is copied."""
+        other, part = copy.copy(self), slice(replica, replica + 1)
+        other.seeds = self.seeds[part]
+        other.parameters = {name: tensor[part] for name, tensor in self.parameters.items()}
+        other.buffers = {name: tensor[part] for name, tensor in self.buffers.items()}
+        return other
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the replicas run as one batched computation.
+
+        Convolutions do not: batched they are slower than side by side on streams of their own (measured on an H200).
+        """
+        return not self._convolves and (self.device.type != "cpu" or self.size <= STACK_LIMIT)
+
+    @property
+    def size(self) -> int:
+        """The number of parameters of one replica."""
+        return sum(tensor[0].numel() for tensor in self.parameters.values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers of all replicas by name, each with a leading axis R."""
+        return {**self.parameters, **self.buffers}
+
+    def call(self, tensors: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `function(model, *arguments)` for the one model that has these parameters and buffers."""
+        named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        return functional_call(self._call, named, (function, *arguments), tie_weights=False)  # there are none to tie
+
+    def map(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `function(model, *arguments)` of every replica, stacked: tensors in and out have a leading axis R."""
+        tensors = self.tensors()
+        for tensor in pytree.tree_leaves(arguments):
+            if isinstance(tensor, Tensor) and tensor.shape[:1] != (len(self),):
+                raise InputError(
+                    f"a tensor of shape {tuple(tensor.shape)} for {len(self)} replicas; it must begin with their "
+                    "number: expand what is the same for all"
+                )
+
+        def of_one(tensors: dict[str, Tensor], *arguments: Any) -> Any:
+            return self.call(tensors, function, *arguments)
+
+        if self.stacked:
+            return vmap(of_one)(tensors, *arguments)
+        everything = (tensors, *arguments)
+        results = [of_one(*replica_of(everything, r)) for r in range(len(self))]
+        return pytree.tree_map(lambda *parts: torch.stack(parts), *results)
+
+
+def side_by_side(device: torch.device, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Return what the functions return; on a GPU each runs on a stream of its own, so that small kernels share it.
+
+    What they give is ready for the current stream. They may be recorded in a CUDA graph, as branches of it.
+    """
+    if device.type != "cuda":
+        return [function() for function in functions]
+    current, results = torch.cuda.current_stream(device), []
+    streams = [_stream(device, number) for number in range(len(functions))]
+    try:
+        for stream, function in zip(streams, functions, strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                results.append(function())
+    finally:  # what they read must not be freed before they have
+        for stream in streams[: len(results) + 1]:
+            current.wait_stream(stream)
+    return results
+
+
+@functools.cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """Return a stream that lives as long as the process, for cuBLAS keeps a workspace for each."""
+    return torch.cuda.Stream(device)
+
+
+def replica_of(tensors: Any, replica: int) -> Any:
+    """Return one replica's part of nested tensors (R, ...)."""
+    return pytree.tree_map(lambda tensor: tensor[replica], tensors)
+
+
+def drawn_images(replicas: Replicas, noise: dict[str, Tensor], pixels: int, task: int | None = None) -> Tensor:
+    """Return mean images (R, n, D) of latents from the prior, or from a task's part of it, in chunks.
+
+    `noise` holds `uniform` (R, n) and `normal` (R, n, L).
+    """
+
+    def drawn(model: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
+        return model.images(model.prior(model.posterior, task).sample(uniform, normal))
+
+    # What a network computes on its way to an image takes far more room than the image.
+    chunk = max(1, SAMPLE_PIXELS // pixels)
+    chunks = zip(*(noise[name].split(chunk, dim=1) for name in ("uniform", "normal")), strict=True)
+    return torch.cat([replicas.map(drawn, *chunk) for chunk in chunks], dim=1)

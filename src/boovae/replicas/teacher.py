@@ -1,0 +1,54 @@
+"""What holds a network to its past: a frozen copy of it, and the ELBO of old images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boovae.model.distributions import StandardNormal
+from boovae.model.vae import VAE, Bound
+from boovae.replicas.stacked import Replicas
+
+
+class Teacher:
+    """Parameters, the prior's too, as they were before the task.
+
+    Of the buffers only the networks' are copied (statistics of batch normalisation): what priors store of finished
+    tasks stays as it is while a task is learned.
+    """
+
+    def __init__(self) -> None:
+        #: What the loss reads, {name: (R, ...)}; empty while there is no past.
+        self.state: dict[str, Tensor] = {}
+
+    def freeze(self, replicas: Replicas, part: str = "", **beside: Tensor) -> None:
+        """Take a copy of all parameters, or of those whose names start with `part`; keep tensors `beside` it."""
+        self._replicas = replicas
+        statistics = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
+        chosen = {name: tensor for name, tensor in (replicas.parameters | statistics).items() if name.startswith(part)}
+        self.state = {name: tensor.clone() for name, tensor in chosen.items()} | beside
+
+    def answer(self, model: VAE, state: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `function(teacher, *arguments)` of one replica, without gradient; `model` is the current one."""
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        tensors |= {name: tensor for name, tensor in state.items() if name in tensors}
+        with torch.no_grad():
+            return self._replicas.call(tensors, function, *arguments)
+
+
+def bound_before(model: VAE, x: Tensor, noise: Tensor) -> Bound:
+    """Return the negative ELBO of images (n, D) of earlier tasks under the prior of these tasks; `noise` (n, L).
+
+    Where a prior has components for each task, images of earlier tasks belong to those components and the ones in
+    training must not move towards them; other priors are one for all tasks.
+    """
+    posterior = model.posterior(x)
+    z = posterior.rsample(noise)
+    reconstruction = -model.likelihood.log_prob(model.decode(z), x)
+    prior = model.prior.before(model.posterior)
+    if isinstance(prior, StandardNormal):
+        return Bound(reconstruction, posterior.kl_to_standard())
+    return Bound(reconstruction, posterior.log_prob(z) - prior.log_prob(z))

@@ -1,0 +1,247 @@
+"""One self-contained page about one run, or about several side by side."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from boovae.errors import InputError
+from boovae.files import write_file
+from boovae.report.charts import COLOURS
+from boovae.report.curves import curves, gains, has_paper, is_joint, latent_map, task_legend, training
+from boovae.report.findings import Headline, headlines
+from boovae.report.frame import environment, own_file
+from boovae.report.gallery import rows
+from boovae.report.numbers import MISSING, change, mean, plus_minus
+from boovae.report.plots import digest, plotly_script
+from boovae.report.read import Run, read_run
+from boovae.report.tables import ledger, matrices
+from boovae.runs.warnings import sentinels
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One frame of the film strip."""
+
+    source: str
+    caption: str
+    alt: str
+
+
+def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page about these run folders and return its path.
+
+    One run is written to `RUN/report.html` unless `out` says otherwise; several need `out`. The page makes no
+    request to anywhere; without JavaScript its tables stand in for the charts. The same folders and the same plotly
+    give the same bytes.
+    """
+    folders = [Path(run) for run in runs]
+    if not folders:
+        raise InputError("no run given: name at least one run folder, as written by 'boovae train'")
+    if out is None and len(folders) > 1:
+        raise InputError("several runs need a file to write to: --out compare.html (in Python: out=)")
+    target = folders[0] / "report.html" if out is None else Path(out)
+    if target.is_dir():
+        raise InputError(f"{target} is a folder: give the name of a file, for example {target / 'report.html'}")
+    page = render([read_run(folder) for folder in folders])
+    # A name may hold half a character (JSON allows it), which UTF-8 cannot write.
+    write_file(target, page.encode("utf-8", errors="replace"))
+    return target
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page as text."""
+    script = own_file("page.js")
+    return (
+        environment()
+        .get_template("report/page.html")
+        .render(
+            style=own_file("style.css"),
+            script=script,
+            script_digest=digest(script.encode("utf-8")),
+            plotly=plotly_script(),
+            **_context(runs),
+        )
+    )
+
+
+def _context(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return everything the template shows."""
+    context = _content(runs)
+    return context | {"parts": _parts(context)}
+
+
+def _parts(context: dict[str, Any]) -> list[str]:
+    """Return which parts the page has."""
+    any_run = {key: any(run[key] for run in context["runs"]) for key in context["runs"][0]}
+    there = {
+        "notice": context["notices"],
+        "headline": True,
+        "curves": context["curves"],
+        "film": any_run["film"],
+        "components": any_run["components"] or any_run["gains"],
+        "latents": any_run["latents"],
+        "matrices": context["matrices"],
+        "training": context["training"],
+        "cost": context["headline_table"],
+        "settings": True,
+    }
+    return [part for part, content in there.items() if content]
+
+
+def _content(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return everything the parts of the page show."""
+    labels = _labels(runs)
+    several = len(runs) > 1
+    return {
+        "title": "Comparison of runs" if several else labels[0],
+        "several": several,
+        "measured": any(run.measured for run in runs),
+        "runs": [
+            {
+                "label": label,
+                "colour": index % COLOURS,
+                "dashed": index >= COLOURS,
+                "about": _about(run),
+                "joint": is_joint(run),
+                "headlines": headlines(run),
+                "film": _film(run),
+                "components": rows(run),
+                "gains": gains(run),
+                "latents": latent_map(run),
+                "separate": run.latents is not None and run.latents.separate,
+                "tasks": task_legend(run),
+                "ledger": ledger(run, label),
+            }
+            for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+        ],
+        "headline_table": _headline_table(runs),
+        "notices": _notices(runs, labels),
+        "curves": curves(runs, labels),
+        "paper": has_paper(runs),
+        "matrices": matrices(runs, labels),
+        "training": training(runs, labels),
+        "settings": _side_by_side([run.config for run in runs]),
+        "surroundings": _side_by_side([run.environment for run in runs]),
+    }
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Name each run by its folder; where names repeat, by the folder above too, else by number."""
+    for names in (
+        [run.name for run in runs],
+        [f"{run.path.resolve().parent.name}/{run.name}" for run in runs],
+    ):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{run.name} ({index})" for index, run in enumerate(runs, start=1)]
+
+
+def _about(run: Run) -> str:
+    replicas = f"{len(run.seeds)} replicas" if len(run.seeds) != 1 else "1 replica"
+    tasks = f"{run.planned} tasks" if run.planned != 1 else "1 task"
+    return f"{run.method} on {run.dataset}, {tasks}, {replicas}"
+
+
+#: A command or a flag with its value, as the remedies name them.
+COMMAND = re.compile(
+    r"boovae (?:tune \w+|eval|inspect)(?: RUN --[a-z]+ [\d.]+\d)?|--[a-z][a-z-]+(?: (?:[\d.]*\d|\w+\+\w+|nll)\b)?"
+)
+
+
+def _with_code(text: str) -> Markup:
+    """Return a text whose commands and flags are marked, so that they stay in one piece."""
+    from markupsafe import Markup, escape
+
+    return Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
+
+
+def _notices(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[str, Markup]]:
+    """Return what to know before reading the numbers: whose it is, and the text; what several runs share comes once."""
+    found: dict[str, list[str]] = {text: [] for text in _remarks(runs)}
+    for run, label in zip(runs, labels, strict=True):
+        for text in (_state(run), *(sentinel.text for sentinel in sentinels(run)), *run.notes):
+            if text:
+                found.setdefault(text, []).append(label)
+    return [(", ".join(whose) if len(runs) > 1 else "", _with_code(text)) for text, whose in found.items()]
+
+
+def _state(run: Run) -> str:
+    """Say in a sentence how far an unfinished run is; empty for a finished one."""
+    if run.finished:
+        return ""
+    if not run.measured:
+        return (
+            "A saved estimator keeps no images, so it is not measured: in Python, BooVAE.load(...).score(images) does."
+        )
+    if not run.evaluations:
+        return f"This run is unfinished: none of its {run.planned} tasks has been evaluated yet."
+    seen = run.evaluations[-1].task + 1
+    return f"This run is unfinished: the numbers are those after {seen} of its {run.planned} tasks."
+
+
+def _remarks(runs: Sequence[Run]) -> list[str]:
+    """Say what makes a comparison unfair."""
+    remarks = []
+    if len({run.dataset for run in runs}) > 1:
+        remarks.append("The runs use different datasets: their NLLs cannot be compared.")
+    if len({run.evaluations[-1].task if run.evaluations else -1 for run in runs}) > 1:
+        remarks.append(
+            "The runs have seen different numbers of tasks: compare the curves at the same place, "
+            "not the final numbers."
+        )
+    return remarks
+
+
+def _headline_table(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return label and (value, detail) per run, for runs side by side."""
+    bound = next((run for run in runs if is_joint(run)), None)
+    columns = []
+    for run in runs:
+        lines = headlines(run)
+        if bound is not None and lines:
+            lines.insert(1, _above(run, bound))
+        columns.append({line.label: (line.value, line.detail) for line in lines})
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [(name, [column.get(name, (MISSING, "")) for column in columns]) for name in names]
+
+
+def _above(run: Run, bound: Run) -> Headline:
+    """Return how far a run's NLL is from that of training on everything, after the last number of tasks both have."""
+    label, detail = "NLL above the joint bound", "no number of tasks that both have"
+    if run is bound:
+        return Headline(label, MISSING, "this is the bound")
+    theirs = {evaluation.task: evaluation.nll for evaluation in bound.evaluations if run.dataset == bound.dataset}
+    for evaluation in reversed(run.evaluations):
+        gap = float(mean(evaluation.nll)) - float(mean(theirs.get(evaluation.task, np.array([math.nan]))))
+        if math.isfinite(gap):
+            detail = f"nats, after {evaluation.task + 1} tasks; the bound is {plus_minus(theirs[evaluation.task])}"
+            return Headline(label, change(gap), detail)
+    return Headline(label, MISSING, detail)
+
+
+def _film(run: Run) -> list[Picture]:
+    frames = []
+    for task, content in run.samples.items():
+        source = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
+        name = run.task_name(task)
+        frames.append(Picture(source, f"{task + 1} . {name}", f"Grid of samples after task {task + 1}, {name}"))
+    return frames
+
+
+def _side_by_side(columns: Sequence[dict[str, str]]) -> list[tuple[str, list[str], bool]]:
+    """Return (key, values, whether they differ); differing settings first."""
+    keys = dict.fromkeys(key for column in columns for key in column)
+    rows = [(key, [column.get(key, MISSING) for column in columns]) for key in keys]
+    marked = [(key, values, len(set(values)) > 1) for key, values in rows]
+    return sorted(marked, key=lambda row: not row[2])

@@ -1,0 +1,1 @@
+"""A run: train, extend, inspect, tune, export; and the one class that owns its folder."""

@@ -1,0 +1,260 @@
+"""A trained model for elsewhere: encoder, decoder and the sampler of the prior, without this package.
+
+Three networks of one replica, in the units of the data, all with a free number of rows:
+
+    encoder: images (n, D) -> mean (n, L), log_variance (n, L) of q(z | x)
+    decoder: latents (n, L) -> mean images (n, D)
+    sampler: uniform (n,), normal (n, L) random numbers -> mean images (n, D) of latents from the prior
+
+`safetensors` writes their weights and the prior's components; `torch-export` and `onnx` write programs.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import boovae
+from boovae.errors import InputError
+from boovae.files import write_file
+from boovae.model.distributions import DiagonalMixture, StandardNormal
+from boovae.model.priors.boosted import EMPTY
+from boovae.model.vae import VAE
+from boovae.replicas.stacked import replica_of
+from boovae.training.events import Event
+from boovae.training.trainer import Trainer
+
+Format = Literal["safetensors", "torch-export", "onnx"]
+
+
+class Scaled(nn.Module):
+    """What the three networks share: the model of one replica, and the units of the data."""
+
+    centre: Tensor  # (D,) or ()
+    scale: Tensor
+
+    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.likelihood = model.likelihood
+        self.register_buffer("centre", centre)
+        self.register_buffer("scale", scale)
+
+
+class Encoder(Scaled):
+    """Images to the parameters of their posterior."""
+
+    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
+        super().__init__(model, centre, scale)
+        self.net = model.encoder
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-variance, each (n, L), of images (n, D)."""
+        mean, log_variance = self.net((images - self.centre) / self.scale)
+        return mean, log_variance
+
+
+class Decoder(Scaled):
+    """Latents to mean images."""
+
+    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
+        super().__init__(model, centre, scale)
+        self.net = model.decoder
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Return images (n, D) of latents (n, L)."""
+        return self.likelihood.mean(self.net(latents)) * self.scale + self.centre
+
+
+class Sampler(nn.Module):
+    """Random numbers to images: a latent from the prior, then the decoder."""
+
+    log_weights: Tensor  # (C,), of a mixture
+    mean: Tensor  # (C, L)
+    log_variance: Tensor  # (C, L)
+
+    def __init__(self, decoder: Decoder, prior: DiagonalMixture | StandardNormal) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.mixture = isinstance(prior, DiagonalMixture)
+        for name, tensor in _components(prior).items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, uniform: Tensor, normal: Tensor) -> Tensor:
+        """Return images (n, D) from uniform (n,) and standard normal (n, L) random numbers."""
+        latents = normal
+        if self.mixture:
+            latents = DiagonalMixture(self.log_weights, self.mean, self.log_variance).sample(uniform, normal)
+        images: Tensor = self.decoder(latents)
+        return images
+
+
+def _components(prior: DiagonalMixture | StandardNormal) -> dict[str, Tensor]:
+    """Return the mixture's tensors without its empty places; nothing for the standard normal."""
+    if isinstance(prior, StandardNormal):
+        return {}
+    kept = prior.log_weights > EMPTY / 2
+    return {name: tensor[kept].clone() for name, tensor in prior._asdict().items()}
+
+
+@torch.no_grad()
+def networks(trainer: Trainer, replica: int, task: int | None, head: Event) -> dict[str, nn.Module]:
+    """Return encoder, decoder and sampler of one replica, on the CPU; `head` is the run's first event."""
+    method = trainer.method
+    if not trainer.tasks_done:
+        raise InputError("no task is finished yet, so there is nothing to export: continue the run with `boovae train`")
+    if method.knows_task and task is None:
+        raise InputError(f"method '{method.name}' has a network per task: say which (--task)")
+    view = trainer.replicas if task is None else method.view(trainer.replicas, task)
+    model = copy.deepcopy(view.model)
+    model.load_state_dict(replica_of(view.tensors(), replica))
+    model = model.cpu().eval()
+    estimator = head.get("estimator", {})
+    centre, scale = torch.tensor(estimator.get("centre") or 0.0), torch.tensor(estimator.get("scale") or 1.0)
+    prior = model.prior(model.posterior, task)
+    if not isinstance(prior, (DiagonalMixture, StandardNormal)):
+        raise InputError(f"the prior of method '{method.name}' has no form that can be exported")
+    decoder = Decoder(model, centre, scale)
+    return {"encoder": Encoder(model, centre, scale), "decoder": decoder, "sampler": Sampler(decoder, prior)}
+
+
+def export(
+    trainer: Trainer, head: Event, folder: Path, form: Format, *, replica: int = 0, task: int | None = None
+) -> list[Path]:
+    """Write a model to `folder` and return the files; beside them `model.json` says what they take and give."""
+    nets = networks(trainer, replica, task, head)
+    write = {"safetensors": _safetensors, "torch-export": _torch_export, "onnx": _onnx}[form]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder} (--out): {error.strerror}; choose another folder") from error
+    files = write(nets, folder, trainer)
+    card = folder / "model.json"
+    write_file(card, json.dumps(_card(trainer, form, replica, task, files), indent=1).encode())
+    return [*files, card]
+
+
+def _card(trainer: Trainer, form: str, replica: int, task: int | None, files: list[Path]) -> dict[str, Any]:
+    settings = trainer.settings
+    return {
+        "boovae": boovae.__version__,
+        "format": form,
+        "files": [path.name for path in files],
+        "method": settings.method,
+        "net": settings.net,
+        "likelihood": settings.likelihood,
+        "latent_dim": settings.latent_dim,
+        "log_variance_range": list(settings.log_variance_range),
+        "image_shape": list(trainer.shape),
+        "tasks": trainer.tasks_done,
+        "task": task,
+        "seed": trainer.replicas.seeds[replica],
+        "encoder": {"takes": {"images": ["n", "pixels"]}, "gives": ["mean", "log_variance"]},
+        "decoder": {"takes": {"latents": ["n", "latent_dim"]}, "gives": ["images"]},
+        "sampler": {"takes": {"uniform": ["n"], "normal": ["n", "latent_dim"]}, "gives": ["images"]},
+    }
+
+
+# --- the formats ----------------------------------------------------------------------------------------------------
+
+
+def _safetensors(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Path]:
+    """Write encoder.*, decoder.* and prior.* of the model, and centre and scale of the data, into one file."""
+    from safetensors.torch import save
+
+    encoder, sampler = nets["encoder"], nets["sampler"]
+    tensors = {name.replace("net.", "encoder.", 1): tensor for name, tensor in encoder.state_dict().items()}
+    for name, tensor in sampler.state_dict().items():
+        inside = name.startswith("decoder.net.")
+        if inside or not name.startswith("decoder."):
+            tensors[name.replace("decoder.net.", "decoder.") if inside else f"prior.{name}"] = tensor
+    path = folder / "model.safetensors"
+    write_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+    return [path]
+
+
+def _torch_export(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Path]:
+    """Write one program of `torch.export` per network; `torch.export.load(path).module()` runs it."""
+
+    def write(name: str, net: nn.Module, arguments: tuple[Tensor, ...], path: Path) -> None:
+        rows = torch.export.Dim("n", min=1)
+        program = torch.export.export(net, arguments, dynamic_shapes=tuple({0: rows} for _ in arguments))
+        torch.export.save(program, path)
+
+    return _programs(nets, folder, trainer, ".pt2", write)
+
+
+def _onnx(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Path]:
+    """Write one ONNX program per network."""
+    try:
+        import onnxscript  # noqa: F401 (torch's exporter needs it)
+    except ImportError:
+        raise InputError("--format onnx needs packages that are not installed: pip install 'boovae[onnx]'") from None
+    outputs = {"encoder": ["mean", "log_variance"], "decoder": ["images"], "sampler": ["images"]}
+    inputs = {"encoder": ["images"], "decoder": ["latents"], "sampler": ["uniform", "normal"]}
+
+    def write(name: str, net: nn.Module, arguments: tuple[Tensor, ...], path: Path) -> None:
+        rows = torch.export.Dim("n", min=1)
+        with _quiet():
+            torch.onnx.export(
+                net,
+                arguments,
+                path,
+                input_names=inputs[name],
+                output_names=outputs[name],
+                dynamic_shapes=tuple({0: rows} for _ in arguments),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+
+    return _programs(nets, folder, trainer, ".onnx", write)
+
+
+def _programs(
+    nets: dict[str, nn.Module],
+    folder: Path,
+    trainer: Trainer,
+    ending: str,
+    write: Callable[[str, nn.Module, tuple[Tensor, ...], Path], None],
+) -> list[Path]:
+    """Write one file per network, each under a temporary name first."""
+    rows, pixels, latent_dim = 3, math.prod(trainer.shape), trainer.settings.latent_dim
+    arguments: dict[str, tuple[Tensor, ...]] = {
+        "encoder": (torch.zeros(rows, pixels),),
+        "decoder": (torch.zeros(rows, latent_dim),),
+        "sampler": (torch.zeros(rows), torch.zeros(rows, latent_dim)),
+    }
+    paths = []
+    for name, net in nets.items():
+        path = folder / f"{name}{ending}"
+        temporary = folder / f".{name}{ending}"
+        write(name, net, arguments[name], temporary)
+        temporary.replace(path)
+        paths.append(path)
+    return paths
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's own remarks about its working off the screen."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,270 @@
+"""One more task for a finished run, learned from its checkpoint alone: the old data need not be there.
+
+After T tasks and one more the model is the same, bit for bit, as after T + 1 tasks in one go: a task depends on the
+memory of the run, its settings and the task's own images, and on nothing else (docs/extend.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from boovae.config import Settings
+from boovae.data import DATASETS, Stream, Task
+from boovae.errors import InputError
+from boovae.files import TEXT_BYTES, read_file, write_file
+from boovae.metrics.cost import ledger
+from boovae.metrics.evaluation import METRICS
+from boovae.metrics.features import check_names
+from boovae.metrics.judges import Judges, judge
+from boovae.replicas.devices import choose_device, environment
+from boovae.runs.data import Past, load_data, recall
+from boovae.runs.folder import Run
+from boovae.runs.progress import Display
+from boovae.runs.trackers import check_trackers, tracked
+from boovae.runs.train import advance, make_trainer, signals
+from boovae.training.events import Event
+from boovae.training.state import logged
+from boovae.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    import torch
+
+
+def extend(
+    folder: Path,
+    data: str | None = None,
+    *,
+    name: str | None = None,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    compile: Literal["auto", "on", "off"] = "auto",
+    metrics: Sequence[str] = METRICS,
+    log: Sequence[str] = (),
+    features: Sequence[str] = ("classifier",),
+    display: Display | None = None,
+    command: str = "",
+) -> Path:
+    """Learn the images of `data` as one more task of the run in `folder`; without `data`, its dataset's next task.
+
+    An extension that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
+    """
+    check_trackers(log)
+    check_names(features)
+    chosen = choose_device(device)
+    with Run.open(folder, display) as run, signals(run):
+        plan = _plan(run, _source(data), name, data_dir)
+        trainer = make_trainer(run, chosen, compile=_compiled(folder, chosen, compile))
+        run.restore(trainer)
+        run.display.note(carried(trainer))
+        if not plan.begun:
+            _begin(run, trainer, plan, command)
+        plan.past.add([plan.event["name"]], plan.stream)
+        together = plan.past.stream
+        judges = Judges()
+        if together is not None:
+            judges = judge(together, trainer, metrics, run.say, features, data_dir)
+        with tracked(run, log):
+            advance(run, trainer, plan.past.tasks, judges, metrics)
+        return folder
+
+
+def carried(trainer: Trainer) -> str:
+    """Say what one replica has of the past: the method's memory and the networks, in bytes."""
+    cost = ledger(trainer)
+    parts = ", ".join(f"{name} {size:,}" for name, size in cost["memory"].items())
+    networks = sum(tensor[0].nbytes for tensor in trainer.replicas.parameters.values())
+    return (
+        f"carried from {trainer.tasks_done} tasks, per replica: memory {cost['memory_bytes']:,} bytes"
+        f"{f' ({parts})' if parts else ''}, networks {networks:,} bytes, stored images {cost['images_stored']:,}"
+    )
+
+
+# --- what may be extended -------------------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """What is to be done; making one changes nothing on the disk."""
+
+    past: Past
+    stream: Stream  # the new task alone
+    event: Event
+    begun: bool  # whether an earlier process has begun it
+
+
+def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None) -> _Plan:
+    """Find out what is to be done, or refuse it."""
+    log = _log(run)
+    head, extensions = log[0], [event for event in log if event["event"] == "extend"]
+    if "estimator" in head:
+        raise InputError(
+            f"{run.folder} is a saved estimator, which goes on in Python: "
+            f"BooVAE.load({str(run.folder)!r}).partial_fit(images).save({str(run.folder)!r})"
+        )
+    begun = _begun(run, log, extensions)
+    _check_same(run.folder, begun, source, name)
+    past = recall(run.settings, head, extensions, data_dir, download=source is None)
+    stream = _next_task(past, run.settings) if source is None else _one_task(run.settings, source, data_dir)
+    if begun is not None and begun["split"]["digest"] != stream.digest:
+        raise _unfinished(run.folder, begun)
+    _check_fits(stream, head, source)
+    taken = [*head["tasks"], *(event["name"] for event in extensions)]
+    event = begun or _event(len(taken), stream, source, name, taken)
+    named = replace(stream, tasks=(replace(stream[0], name=event["name"]),))
+    return _Plan(past, named, event, begun is not None)
+
+
+def _log(run: Run) -> list[Event]:
+    """Return the log as the newest checkpoint knows it: what came later will be done again."""
+    path, (length, _) = run.folder / "metrics.jsonl", logged(run.saved()[1])
+    if not path.is_file() or path.stat().st_size < length:
+        raise InputError(f"{path} is shorter than the checkpoint says: copy the whole run folder")
+    run.head(length)
+    return run.events(length=length)
+
+
+def _made(folder: Path) -> dict[str, Any]:
+    """Return what the run was made with."""
+    path = folder / "environment.json"
+    try:
+        made = json.loads(read_file(path, TEXT_BYTES))
+        if not isinstance(made, dict) or not isinstance(made.get("extensions", {}), dict):
+            raise ValueError("not what a run was made with")
+        return made
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}): copy the whole run folder") from error
+
+
+def _begun(run: Run, log: Sequence[Event], extensions: list[Event]) -> Event | None:
+    """Return the extension that is not finished, taken off the list, or None; refuse a run that is not finished."""
+    planned, done = len(log[0]["tasks"]), sum(event["event"] == "evaluation" for event in log)
+    if done < planned:
+        command = _made(run.folder).get("command", "boovae train")
+        raise InputError(
+            f"{run.folder} is not finished ({done} of {planned} tasks): continue it first, with `{command}`"
+        )
+    return extensions.pop() if done < planned + len(extensions) else None
+
+
+def _check_same(folder: Path, begun: Event | None, source: str | None, name: str | None) -> None:
+    """Refuse another extension while one is unfinished; where the same images lie may have changed."""
+    if begun is None:
+        return
+    if (source is None) != (begun["source"] is None) or name not in (None, begun["name"]):
+        raise _unfinished(folder, begun)
+
+
+def _unfinished(folder: Path, begun: Event) -> InputError:
+    words = "" if begun["source"] is None else f" --data {begun['source']}"
+    return InputError(
+        f"{folder} is in the middle of learning '{begun['name']}', which is another task than this: "
+        f"finish that first, with `boovae extend {folder}{words}` and the same images"
+    )
+
+
+# --- the new task ---------------------------------------------------------------------------------------------------
+
+
+def _source(data: str | None) -> str | None:
+    """Return the name of a dataset as `load_stream` knows it; a path alone is a folder or an NPZ file."""
+    if data is None or data in DATASETS or not Path(data).expanduser().exists():
+        return data
+    return f"{'folder' if Path(data).expanduser().is_dir() else 'npz'}:{data}"
+
+
+def _one_task(settings: Settings, source: str, data_dir: Path | None) -> Stream:
+    try:
+        return load_data(settings, data_dir, source)
+    except InputError as error:
+        raise InputError(f"--data {source}: {error}") from error
+
+
+def _next_task(past: Past, settings: Settings) -> Stream:
+    """Return the task of the run's own dataset that follows those already learned."""
+    if isinstance(past.own, str):
+        raise InputError(f"the run's own data is not at hand ({past.own}): name the new images with --data")
+    if past.own_tasks >= len(past.own):
+        raise InputError(
+            f"all {len(past.own)} tasks of {settings.dataset} are learned: name the new images with --data"
+        )
+    return past.own[past.own_tasks : past.own_tasks + 1]
+
+
+def _check_fits(stream: Stream, head: Event, source: str | None) -> None:
+    """Refuse images of another kind than the run has learned."""
+    shape, pixels = tuple(head["shape"]), tuple(head.get("pixel_range", (0.0, 1.0)))
+    if stream.shape != shape:
+        raise InputError(
+            f"--data {source}: images of {_size(stream.shape)}, but this run has learned images of {_size(shape)}; "
+            "bring them to that size"
+        )
+    if stream.pixel_range != pixels:
+        raise InputError(
+            f"--data {source}: pixels in {list(stream.pixel_range)}, but this run has learned pixels in "
+            f"{list(pixels)}; rescale them"
+        )
+
+
+def _size(shape: Sequence[int]) -> str:
+    """Write the size of an image: 28 x 28 pixels in grey, 3 x 32 x 32 in colour."""
+    return " x ".join(map(str, shape)) + (" (colours first)" if len(shape) == 3 else "")
+
+
+def _event(task: int, stream: Stream, source: str | None, name: str | None, taken: Sequence[str]) -> Event:
+    new: Task = stream[0]
+    splits = {"train": new.train, "valid": new.valid, "test": new.test}
+    return {
+        "event": "extend",
+        "task": task,
+        "name": _chosen_name(name, new.name if source is None else _default_name(source), taken),
+        "source": source,
+        "images": {split: len(part.images) for split, part in splits.items()},
+        "split": stream.split_record,
+    }
+
+
+def _default_name(source: str) -> str:
+    """Return what a dataset is called: its name, or that of its file or folder without the ending."""
+    form, _, path = source.partition(":")
+    if not path:
+        return source
+    whole = Path(path).expanduser().resolve()
+    return whole.stem if form == "npz" else whole.name
+
+
+def _chosen_name(wanted: str | None, default: str, taken: Sequence[str]) -> str:
+    """Return the name of a task: one that is asked for must be new, the default gets a number."""
+    if wanted is None:
+        numbered = (default if number == 1 else f"{default} ({number})" for number in range(1, len(taken) + 2))
+        return next(name for name in numbered if name not in taken)
+    if wanted in taken:
+        raise InputError(f"--name {wanted}: the run already has a task of that name; choose another")
+    if not wanted.strip() or not wanted.isprintable():
+        raise InputError(f"--name is {wanted!r}; use printable characters")
+    return wanted
+
+
+# --- beginning ------------------------------------------------------------------------------------------------------
+
+
+def _compiled(folder: Path, device: torch.device, compile: str) -> bool:
+    """Whether to compile; by default as the run was trained, because that decides the last bits of every number."""
+    if compile != "auto":
+        return compile == "on"
+    made = _made(folder)
+    return made.get("compiled") is True and str(made.get("device")).startswith("cpu") == (device.type == "cpu")
+
+
+def _begin(run: Run, trainer: Trainer, plan: _Plan, command: str) -> None:
+    """Write down what begins, and where it is made; from here on only the same extension can go on."""
+    made, task = _made(run.folder), plan.event["task"]
+    here = environment(trainer.device, trainer.compile, command)
+    made["extensions"] = {**made.get("extensions", {}), str(task): here}
+    write_file(run.folder / "environment.json", json.dumps(made, indent=1).encode())
+    run.event(plan.event)
+    if plan.past.missing:
+        run.event({"event": "note", "task": task, "text": plan.past.explain()})
+    run.checkpoint(trainer)

@@ -1,0 +1,206 @@
+"""A run on the user's dashboard, TensorBoard, Weights & Biases or Trackio, beside its `metrics.jsonl`.
+
+A tracker is told of events once they are safe in a checkpoint: a run that was killed and goes on tells nothing twice.
+Tags are parts between slashes, the last one the seed: `valid/loss/seed_0`, `nll/task_03/seed_0`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from boovae.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from boovae.runs.folder import Run
+
+Event = dict[str, Any]
+
+#: What each tracker needs; each is an extra of this package.
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+
+
+class Tracker(Protocol):
+    """Somewhere to send numbers and pictures."""
+
+    def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
+        """Take numbers by tag at a step of an axis, `epoch` or `tasks_seen`."""
+
+    def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
+        """Take a PNG file."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard; `tensorboard --logdir RUN` shows them."""
+
+    def __init__(self, run: Run) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(run.folder / "tensorboard"))
+
+    def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
+        """Take numbers; TensorBoard has one axis per tag."""
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
+        """Take a PNG file."""
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            self._writer.add_image(tag, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class Dashboard:
+    """Weights & Biases, or Trackio, which speaks the same language; a run folder is one run there."""
+
+    def __init__(self, run: Run, package: ModuleType) -> None:
+        self._package: Any = package
+        identity = hashlib.blake2b(str(run.folder.resolve()).encode(), digest_size=8).hexdigest()
+        options: dict[str, Any] = {"name": f"{run.folder.name}-{identity[:4]}", "resume": "allow"}
+        if package.__name__ == "wandb":
+            options |= {"id": identity, "dir": str(run.folder)}
+        with redirect_stdout(sys.stderr):  # results alone go to stdout
+            self._run: Any = self._package.init(project="boovae", config=asdict(run.settings), **options)
+        if package.__name__ == "wandb":  # steps of its own for each axis
+            for axis in ("epoch", "tasks_seen"):
+                self._run.define_metric(axis)
+            for tags in ("train/*", "valid/*", "learning_rate/*"):
+                self._run.define_metric(tags, step_metric="epoch")
+            for tags in ("nll/*", "nll_own/*", "diversity/*", "frechet/*", "forgetting/*", "memory/*", "pictures/*"):
+                self._run.define_metric(tags, step_metric="tasks_seen")
+
+    def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
+        """Take numbers together with the place on their axis."""
+        self._run.log({**values, axis: step})
+
+    def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
+        """Take a PNG file."""
+        self._run.log({tag: self._package.Image(str(path)), axis: step})
+
+    def close(self) -> None:
+        """Send what is left."""
+        with redirect_stdout(sys.stderr):
+            self._run.finish()
+
+
+# --- from events to numbers -----------------------------------------------------------------------------------------
+
+
+class Numbers(NamedTuple):
+    """What an event says: numbers by tag, and where they stand."""
+
+    axis: str
+    step: int
+    values: dict[str, float]
+
+
+def numbers_of(event: Event, epochs: int, seeds: Sequence[int]) -> Numbers | None:
+    """Return the numbers of an event, or None if it has none; `epochs` have been logged before it.
+
+    >>> event = {"event": "epoch", "train": {"boo.encoder": [2.0]}, "valid": {"loss": [None]}, "learning_rate": [0.1]}
+    >>> numbers_of(event, 5, [7])
+    Numbers(axis='epoch', step=5, values={'train/boo/encoder/seed_7': 2.0, 'learning_rate/seed_7': 0.1})
+    """
+    rows: dict[str, Sequence[Any]] = {}
+    if event["event"] == "epoch":
+        for split in ("train", "valid"):
+            rows |= {f"{split}/{name.replace('.', '/')}": values for name, values in event[split].items()}
+        rows["learning_rate"] = event["learning_rate"]
+        return Numbers("epoch", epochs, _by_seed(rows, seeds))
+    if event["event"] != "evaluation":
+        return None
+    nll, forgotten = event.get("nll", {}), event.get("forgetting", {})
+    rows["nll/pooled"] = nll.get("pooled", [])
+    for tag, per_task in (("nll", nll.get("per_task")), ("nll_own", nll.get("own"))):
+        rows |= {f"{tag}/task_{task:02d}": row for task, row in enumerate(per_task or [])}
+    rows |= {f"forgetting/task_{task:02d}": row for task, row in enumerate(forgotten.get("own", [])[:-1])}
+    rows["diversity"] = event.get("diversity", {}).get("table", [])
+    rows["frechet"] = event.get("frechet", {}).get("pooled", [])
+    values = _by_seed(rows, seeds) | {"memory/bytes": float(event["ledger"]["memory_bytes"])}
+    return Numbers("tasks_seen", event["seen"], values)
+
+
+def _by_seed(rows: dict[str, Sequence[Any]], seeds: Sequence[int]) -> dict[str, float]:
+    """Return one number per tag and seed; what is not finite is left out."""
+    return {
+        f"{tag}/seed_{seed}": float(value)
+        for tag, values in rows.items()
+        for seed, value in zip(seeds, values, strict=False)
+        if value is not None and math.isfinite(value)
+    }
+
+
+# --- following a run ------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """Tells trackers of the events of a run."""
+
+    def __init__(self, run: Run, trackers: Sequence[Tracker]) -> None:
+        self.run, self.trackers = run, trackers
+        self._epochs = len(run.events("epoch"))  # of earlier processes
+
+    def follow(self, events: Sequence[Event]) -> None:
+        """Pass events on."""
+        for event in events:
+            found = numbers_of(event, self._epochs, self.run.settings.seeds)
+            self._epochs += event["event"] == "epoch"
+            if found is None:
+                continue
+            for tracker in self.trackers:
+                tracker.numbers(found.values, found.axis, found.step)
+                if event["event"] == "evaluation":
+                    self._pictures(tracker, event["task"], found)
+
+    def _pictures(self, tracker: Tracker, task: int, where: Numbers) -> None:
+        folder = self.run.folder / "samples"
+        for tag, name in (("pictures/samples", f"task_{task:02d}.png"), ("pictures/components", "components.png")):
+            if (folder / name).is_file():
+                tracker.picture(tag, folder / name, where.axis, where.step)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that do not exist or are not installed, before any work is done."""
+    for name in names:
+        if name not in PACKAGES:
+            raise unknown_name("tracker (--log)", name, PACKAGES)
+        _package(name)
+
+
+def _package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(PACKAGES[name])
+    except ImportError:
+        raise InputError(f"--log {name} needs a package that is not installed: pip install 'boovae[{name}]'") from None
+
+
+@contextmanager
+def tracked(run: Run, names: Sequence[str]) -> Iterator[None]:
+    """Let trackers follow a run."""
+    with ExitStack() as stack:
+        trackers: list[Tracker] = []
+        for name in dict.fromkeys(names):
+            tracker: Tracker = TensorBoard(run) if name == "tensorboard" else Dashboard(run, _package(name))
+            stack.callback(tracker.close)
+            trackers.append(tracker)
+        if trackers:
+            run.follower = Follower(run, trackers)
+            stack.callback(setattr, run, "follower", None)
+        yield

@@ -1,0 +1,296 @@
+"""A run from its first task to its last: learn, evaluate, and keep everything in its folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from boovae.config import Settings, flag
+from boovae.errors import InputError, RunError
+from boovae.files import write_file
+from boovae.methods import outside_digest
+from boovae.metrics.evaluation import METRICS, evaluate, generate
+from boovae.metrics.features import check_names
+from boovae.metrics.judges import Judges, judge
+from boovae.metrics.latent import codes, latent_map
+from boovae.replicas.devices import choose_device, compiles, environment
+from boovae.runs.folder import Run
+from boovae.runs.inspection import has_components, save_components
+from boovae.runs.progress import Display
+from boovae.runs.trackers import check_trackers, tracked
+from boovae.training.checkpoint import FORMAT
+from boovae.training.events import Event, Interrupted
+from boovae.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    import torch
+
+    from boovae.data import Stream, Task
+
+#: Images in a sample grid.
+GRID_IMAGES = 64
+#: What samples may be written as.
+SAMPLE_FILES = (".png", ".npy")
+
+
+def train(
+    settings: Settings,
+    stream: Stream,
+    out: Path,
+    *,
+    device: str = "auto",
+    compile: Literal["auto", "on", "off"] = "auto",
+    resume: Literal["auto", "always", "never"] = "auto",
+    metrics: Sequence[str] = METRICS,
+    log: Sequence[str] = (),
+    features: Sequence[str] = ("classifier",),
+    data_dir: Path | None = None,
+    display: Display | None = None,
+    command: str = "",
+) -> Path:
+    """Learn the tasks of `stream` one after another, evaluate after each, and keep everything in the folder `out`.
+
+    A run that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
+    """
+    out = Path(out)
+    check_trackers(log)
+    check_names(features)
+    chosen = choose_device(device)
+    planned = planned_tasks(stream, settings)
+    trainer = trainer_for(settings, planned, chosen, compile)
+    with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
+        if not run.restore(trainer):
+            names = [task.name for task in planned]
+            run.event(run_event(settings, planned.shape, planned.pixel_range, names, planned.split_record))
+        _check_stream(run, planned)
+        _check_method(run)
+        if len(run.events("evaluation")) >= len(planned):
+            run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
+            return out
+        judges = judge(planned, trainer, metrics, run.say, features, data_dir)
+        with tracked(run, log):
+            advance(run, trainer, planned, judges, metrics)
+        return out
+
+
+def advance(run: Run, trainer: Trainer, tasks: Sequence[Task | None], judges: Judges, metrics: Sequence[str]) -> None:
+    """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log.
+
+    A finished task is None where its images are not at hand.
+    """
+    evaluations = run.events("evaluation")
+    said: set[str] = set()
+    while len(evaluations) < len(tasks):
+        evaluated = len(evaluations) < trainer.tasks_done
+        if evaluated:
+            began = time.monotonic()
+            event = evaluate(
+                trainer,
+                tasks[: trainer.tasks_done],
+                judges.classifier,
+                evaluations,
+                metrics=metrics,
+                references=judges.references,
+                tallies=run.tallies,
+                progress=_watched(run, trainer),
+            )
+            evaluations.append(event)
+            run.event(event)
+            run.tallies.clear()
+            save_samples(trainer, run.folder / "samples" / f"task_{event['task']:02d}.png")
+            if has_components(trainer):
+                save_components(run, trainer)
+            save_latents(run, trainer, tasks[: trainer.tasks_done])
+            seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
+            run.timing({"event": "task", "task": event["task"], **seconds, "steps": trainer.task_steps})
+        else:
+            task = tasks[trainer.tasks_done]
+            assert task is not None
+            run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.epochs)
+            run.learn(trainer, task)
+        run.checkpoint(trainer)
+        if evaluated and len(evaluations) < len(tasks):  # the end of a run says all there is to say
+            warn(run, said)
+
+
+def warn(run: Run, said: set[str]) -> None:
+    """Say what goes wrong as soon as it shows, each kind of trouble once."""
+    from boovae.report.read import read_run
+    from boovae.runs.warnings import URGENT, sentinels
+
+    for sentinel in sentinels(read_run(run.folder)):
+        if sentinel.kind in URGENT and sentinel.kind not in said:
+            said.add(sentinel.kind)
+            run.display.note(f"warning: {sentinel.text}")
+
+
+def save_samples(
+    trainer: Trainer, path: Path, task: int | None = None, count: int = GRID_IMAGES, replica: int = 0, seed: int = 0
+) -> None:
+    """Write one replica's samples: a grid as PNG, or the images (n, height, width[, colours]) as a NumPy file."""
+    from boovae.report.pictures import save_grid, tile_scale
+
+    purpose = f"grid {seed}" if seed else "grid"
+    images = generate(trainer, count, purpose, task)[replica].cpu().numpy()
+    if path.suffix == ".npy":
+        pixels, file = images.reshape(-1, *trainer.shape), io.BytesIO()
+        np.save(file, np.moveaxis(pixels, 1, -1) if pixels.ndim == 4 else pixels, allow_pickle=False)
+        write_file(path, file.getvalue())
+    else:
+        save_grid(path, images, trainer.shape, scale=tile_scale(trainer.shape), pixel_range=trainer.pixel_range)
+
+
+def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
+    """Write where test images and the prior's components lie in the latent space, first replica."""
+    found = latent_map(trainer, codes(trainer, tasks))
+    write_file(run.folder / "latents.json", json.dumps(found).encode())
+
+
+def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
+    """Open a finished or stopped run without its data; the caller closes the run."""
+    with ExitStack() as stack:
+        run = stack.enter_context(Run.open(Path(folder), display))
+        tensors, record = run.saved()
+        trainer = make_trainer(run, choose_device(device))
+        trainer.load_state(tensors, record)
+        stack.pop_all()
+        return run, trainer
+
+
+def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Trainer:
+    """Return a trainer as the log of a run describes it."""
+    head = run.head()
+    low, high = head.get("pixel_range") or (0.0, 1.0)
+    binarize = head["split"]["binarize"]
+    return Trainer(run.settings, tuple(head["shape"]), (low, high), binarize=binarize, device=device, compile=compile)
+
+
+def planned_tasks(stream: Stream, settings: Settings) -> Stream:
+    """Return the tasks that the settings ask for."""
+    if settings.tasks is not None and settings.tasks > len(stream):
+        raise InputError(
+            f"--tasks is {settings.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many"
+        )
+    if settings.binarize != stream.binarize:
+        raise InputError(
+            f"--binarize is {settings.binarize}, but the images of {stream.name} are {stream.binarize}: it belongs to "
+            "the data, load_stream and Stream.from_tasks have it too"
+        )
+    return stream[: settings.tasks]
+
+
+def trainer_for(settings: Settings, planned: Stream, device: torch.device, compile: str, **options: Any) -> Trainer:
+    """Return a trainer for the planned tasks; its steps are compiled where that is wanted or pays."""
+    return Trainer(
+        settings,
+        planned.shape,
+        planned.pixel_range,
+        binarize=planned.binarize,
+        device=device,
+        compile=compiles(compile, _images(planned), settings, device),
+        **options,
+    )
+
+
+def _images(stream: Stream) -> int:
+    return sum(len(task.train.images) for task in stream)
+
+
+def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None) -> Run:
+    exists = (out / "config.toml").exists()
+    if resume == "always" and not exists:
+        raise InputError(f"--resume always: {out} holds no run; use --resume auto to start one")
+    if resume == "never" or not exists:
+        return Run.create(out, settings, environment(trainer.device, trainer.compile, command), display)
+    run = Run.open(out, display)
+    different = [
+        item.name for item in fields(Settings) if getattr(settings, item.name) != getattr(run.settings, item.name)
+    ]
+    if different:
+        run.close()
+        names = ", ".join(
+            f"{flag(name)} {getattr(run.settings, name)} there, {getattr(settings, name)} here" for name in different
+        )
+        raise InputError(f"{out} holds a run with other settings ({names}): choose another --out or the same settings")
+    return run
+
+
+def run_event(
+    settings: Settings,
+    shape: Sequence[int],
+    pixel_range: Sequence[float],
+    tasks: Sequence[str],
+    split: dict[str, Any],
+) -> Event:
+    """Return the first event of a run: what is learned, and from what."""
+    digest = outside_digest(settings.method)
+    return {
+        "event": "run",
+        "format": FORMAT,
+        "replicas": settings.replicas,
+        "seeds": list(settings.seeds),
+        "method": settings.method,
+        **({"method_digest": digest} if digest else {}),
+        "dataset": settings.dataset,
+        "shape": list(shape),
+        "pixel_range": list(pixel_range),
+        "tasks": list(tasks),
+        "split": split,
+    }
+
+
+def _check_stream(run: Run, stream: Stream) -> None:
+    """Refuse to continue a run on other data than it began with."""
+    names = [task.name for task in stream]
+    if run.head()["tasks"] != names:
+        raise InputError(f"{run.folder} was begun with tasks {', '.join(run.head()['tasks'])}, not {', '.join(names)}")
+    if run.head()["split"] != json.loads(json.dumps(stream.split_record)):
+        raise InputError(
+            f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out"
+        )
+
+
+def _check_method(run: Run) -> None:
+    """Refuse to continue a run whose method's file says something else now."""
+    if run.head().get("method_digest", "") != outside_digest(run.settings.method):
+        raise InputError(
+            f"{run.folder} was begun with another version of the file that has {run.settings.method}: "
+            "put that one back, or choose another --out"
+        )
+
+
+def _watched(run: Run, trainer: Trainer) -> Callable[[float], None]:
+    def progress(share: float) -> None:
+        run.block(trainer)
+        run.display.evaluating(share)
+
+    return progress
+
+
+@contextmanager
+def signals(run: Run) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a checkpoint and a clean end; a second Ctrl-C ends at once."""
+
+    def stop(number: int, frame: object) -> None:
+        run.stop_requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, stop) for number in ours}
+    try:
+        yield
+    except Interrupted:
+        raise RunError(f"stopped; everything is in {run.folder}: the same command continues it") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

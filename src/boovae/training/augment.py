@@ -1,0 +1,119 @@
+"""Changes of the training images, drawn anew for every step; random numbers come in as tensors.
+
+The trainer knows three functions: `check` refuses what makes no sense, `draws` names the random tensors of a step, and
+`changed` applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from boovae.config import Settings
+from boovae.errors import InputError
+from boovae.replicas.randomness import Draw
+
+#: How bright red, green and blue look (ITU-R BT.601), as picture libraries turn colours to grey.
+GREY = (0.299, 0.587, 0.114)
+
+#: The share of images that `deform` changes, and how far it moves them in units of their strength.
+DEFORMED, SHIFT = 0.7, 0.6
+
+
+def check(settings: Settings, shape: tuple[int, ...], binarize: str) -> None:
+    """Refuse changes that images of this shape cannot undergo, or that leave grey what must be black and white."""
+    colour = len(shape) == 3 and shape[0] == 3
+    if settings.mirror and len(shape) == 1:
+        raise InputError(f"--mirror needs pictures, these have shape {shape}; leave it out")
+    for name, wanted, fits in (("jitter", "colour images", colour), ("deform", "pictures", len(shape) > 1)):
+        strength = getattr(settings, name)
+        if strength > 0 and not fits:
+            raise InputError(f"--{name} {strength:g} needs {wanted}, these have shape {shape}; set it to 0")
+        if strength > 0 and binarize == "threshold":
+            raise InputError(f"--{name} makes grey pixels, --binarize threshold leaves none: use --binarize dynamic")
+
+
+def draws(settings: Settings, batch_size: int) -> dict[str, Draw]:
+    """Return the random tensors of one step of one replica."""
+    found: dict[str, Draw] = {}
+    if settings.mirror:
+        found["mirror"] = Draw("uniform", (batch_size,))
+    if settings.deform > 0:
+        found |= {"deform": Draw("normal", (batch_size, 6)), "deformed": Draw("uniform", (batch_size,))}
+    if settings.jitter > 0:
+        found["jitter"] = Draw("uniform", (batch_size, 3))
+    return found
+
+
+def changed(
+    x: Tensor, batch: Mapping[str, Any], settings: Settings, shape: tuple[int, ...], pixel_range: tuple[float, float]
+) -> Tensor:
+    """Return images (B, D) changed by the random tensors that `batch` holds; as they are where it holds none."""
+    if "mirror" in batch:
+        x = mirror(x, batch["mirror"], shape)
+    if "deform" in batch:
+        x = deform(x, batch["deform"], batch["deformed"], settings.deform, shape, pixel_range)
+    if "jitter" in batch:
+        x = colour_jitter(x, batch["jitter"], settings.jitter, shape, pixel_range)
+    return x
+
+
+def mirror(x: Tensor, uniform: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return images (B, D), left and right exchanged where `uniform` (B,) is under one half."""
+    return torch.where(uniform[:, None] < 0.5, x.unflatten(-1, shape).flip(-1).flatten(-len(shape)), x)
+
+
+def colour_jitter(
+    x: Tensor, uniform: Tensor, strength: float, shape: tuple[int, ...], pixel_range: tuple[float, float]
+) -> Tensor:
+    """Return images (B, D) whose brightness, contrast and saturation are each scaled by 1 ± `strength`, in this order.
+
+    `uniform` (B, 3) in [0, 1] chooses the three factors of every image. Contrast is taken about the image's mean grey,
+    saturation about each pixel's own grey; pixels stay in `pixel_range`.
+    """
+    low, high = pixel_range
+    picture = (x.unflatten(-1, shape) - low) / (high - low)  # (B, 3, H, W)
+    factors = 1 + strength * (2 * uniform - 1)
+    brightness, contrast, saturation = factors.reshape(-1, 3, 1, 1, 1).unbind(1)
+    picture = (brightness * picture).clamp(0, 1)
+    mean = _grey(picture).mean(dim=(1, 2, 3), keepdim=True)
+    picture = torch.lerp(mean.expand_as(picture), picture, contrast).clamp(0, 1)
+    picture = torch.lerp(_grey(picture).expand_as(picture), picture, saturation).clamp(0, 1)
+    return (low + (high - low) * picture).flatten(-3)
+
+
+def deform(
+    x: Tensor,
+    normal: Tensor,
+    uniform: Tensor,
+    strength: float,
+    shape: tuple[int, ...],
+    pixel_range: tuple[float, float],
+) -> Tensor:
+    """Return images (B, D), most of them a little stretched, turned, sheared and moved; the others as they are.
+
+    A pixel at (a, b), in units of half the picture, takes the value at (a, b) + strength * (M (a, b) + SHIFT * m), the
+    2 x 2 matrix M and the vector m from `normal` (B, 6), between pixels by the four around it and outside the darkest
+    one. An image changes where `uniform` (B,) is under DEFORMED: a network that sees no image as it is would take the
+    smoothing between pixels for a trait of all.
+    """
+    low, high = pixel_range
+    height, width = shape[-2:]
+    across, down = ((2 * torch.arange(n, dtype=x.dtype, device=x.device) + 1) / n - 1 for n in (width, height))
+    places = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # (H, W, 2)
+    matrix, shift = normal[:, :4].reshape(-1, 1, 1, 2, 2), normal[:, 4:].reshape(-1, 1, 1, 2)
+    # Sums instead of a matrix product: that one may be rounded to ten bits on a GPU.
+    places = places + strength * ((matrix * places[..., None, :]).sum(-1) + SHIFT * shift)  # (B, H, W, 2)
+    # What lies outside counts as 0, so the darkest pixel has to be that, too.
+    moved = low + F.grid_sample((x - low).reshape(len(x), -1, height, width), places, align_corners=False).flatten(1)
+    return torch.where(uniform[:, None] < DEFORMED, moved.clamp(low, high), x)
+
+
+def _grey(picture: Tensor) -> Tensor:
+    """Return the grey (B, 1, H, W) of colours (B, 3, H, W)."""
+    red, green, blue = (picture[:, channel : channel + 1] for channel in range(3))
+    return GREY[0] * red + GREY[1] * green + GREY[2] * blue

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from boovae.errors import InputError
+from boovae.model.nets import make_nets
+from boovae.model.normalisation import Normalisation
+
+RANGE = (-6.0, 2.0)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("mlp:300", 688_464), ("mlp:1024", 3_830_624)])
+def test_networks_have_as_many_parameters_as_the_papers(name: str, parameters: int) -> None:
+    nets = make_nets(name, (28, 28), 40, RANGE)
+    assert sum(parameter.numel() for net in nets for parameter in net.parameters()) == parameters
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (3, 4, 2)])
+def test_images_of_any_shape_are_flat_rows(shape: tuple[int, ...]) -> None:
+    encoder, decoder = make_nets("mlp:8", shape, 3, RANGE)
+    pixels = math.prod(shape)
+    posterior = encoder(torch.rand(2, 7, pixels))
+    assert posterior.mean.shape == posterior.log_variance.shape == (2, 7, 3)
+    assert decoder(torch.randn(2, 7, 3)).shape == (2, 7, pixels)
+
+
+@pytest.mark.parametrize("limits", [(-6.0, 2.0), (-4.0, 4.0), (-0.5, 0.25)])
+def test_log_variance_stays_inside_its_range_and_reaches_it(limits: tuple[float, float]) -> None:
+    torch.manual_seed(0)
+    encoder, _ = make_nets("mlp:20", (10,), 5, limits)
+    log_variance = encoder(1000 * torch.randn(200, 10)).log_variance
+    assert log_variance.min().item() == limits[0]
+    assert log_variance.max().item() == limits[1]
+    tame = encoder(0.001 * torch.randn(200, 10)).log_variance
+    assert tame.unique().numel() > 100
+
+
+def test_mean_of_the_posterior_is_not_limited() -> None:
+    torch.manual_seed(0)
+    encoder, _ = make_nets("mlp:20", (10,), 5, RANGE)
+    assert encoder(1000 * torch.randn(200, 10)).mean.abs().max().item() > 100
+
+
+def test_initial_weights_have_the_xavier_normal_scale() -> None:
+    torch.manual_seed(0)
+    encoder, decoder = make_nets("mlp:300", (28, 28), 40, RANGE)
+    layers = [layer for net in (encoder, decoder) for layer in net.modules() if isinstance(layer, nn.Linear)]
+    shapes = [tuple(layer.weight.shape) for layer in layers]
+    assert shapes == [(300, 784), (300, 300), (80, 300), (300, 40), (300, 300), (784, 300)]
+    for layer in layers:
+        # The encoder's head is two layers of 40 side by side; each has its own fan-out.
+        weights = layer.weight.detach().chunk(2) if layer.out_features == 80 else [layer.weight.detach()]
+        for weight in weights:
+            outputs, inputs = weight.shape
+            wanted = math.sqrt(2 / (inputs + outputs))
+            assert weight.std().item() == pytest.approx(wanted, rel=0.03)
+            assert weight.mean().item() == pytest.approx(0, abs=5 * wanted / math.sqrt(weight.numel()))
+            kurtosis = ((weight / weight.std()) ** 4).mean().item()
+            assert kurtosis == pytest.approx(3.0, abs=0.2)  # normal; a uniform draw has 1.8
+        bound = 1 / math.sqrt(layer.in_features)
+        assert layer.bias.abs().max().item() <= bound
+        assert layer.bias.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.25)
+
+
+def test_hidden_layers_are_leaky_rectifiers() -> None:
+    _, decoder = make_nets("mlp:6", (4,), 2, RANGE)
+    z = torch.randn(5, 2)
+    state = decoder.state_dict()
+    hidden = z
+    for layer in ("0", "2", "4"):
+        hidden = hidden @ state[f"{layer}.weight"].T + state[f"{layer}.bias"]
+        if layer != "4":
+            hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
+    torch.testing.assert_close(decoder(z), hidden)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "mlp", "mlp:", "mlp:0", "mlp:-3", "mlp:3.5", "mlp:300\n", "MLP:300", "conv", "cnn:3"]
+)
+def test_an_unknown_net_is_refused_by_the_name_of_its_flag(name: str) -> None:
+    with pytest.raises(InputError, match="--net") as caught:
+        make_nets(name, (28, 28), 40, RANGE)
+    assert f"'{name}'" in str(caught.value)
+    assert "mlp:300" in str(caught.value)
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def test_the_network_for_faces_is_that_of_the_papers_table() -> None:
+    encoder, decoder = make_nets("conv:32", (3, 32, 32), 128, (-3.0, 4.0), bounds=(-1.0, 1.0), normalisation="batch")
+    sizes: list[tuple[int, ...]] = []
+    for net in (encoder, decoder):
+        for layer in net.modules():
+            if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
+                layer.register_forward_hook(lambda _, __, output: sizes.append(tuple(output.shape[1:])))
+    posterior = encoder(torch.rand(2, 3072))
+    assert sizes == [(32, 15, 15), (64, 7, 7), (128, 3, 3), (256, 1, 1)]
+    sizes.clear()
+    assert decoder(posterior.mean).shape == (2, 3072)
+    assert sizes == [(128, 8, 8), (64, 16, 16), (32, 32, 32), (3, 32, 32)]
+    # Counted by hand: 4 convolutions with normalisation and two heads; linear, 3 transposed, 1x1.
+    counts = [sum(parameter.numel() for parameter in net.parameters()) for net in (encoder, decoder)]
+    assert counts == [1_144_832, 1_604_355]
+
+
+@pytest.mark.parametrize("normalisation", ["group", "batch"])
+@pytest.mark.parametrize("shape", [(3, 64, 64), (28, 28), (1, 8, 16), (3, 8, 8)])
+def test_convolutions_take_pictures_of_other_sizes_as_flat_rows(
+    shape: tuple[int, ...], normalisation: Normalisation
+) -> None:
+    encoder, decoder = make_nets("conv:4", shape, 3, RANGE, normalisation=normalisation)
+    pixels = math.prod(shape)
+    for lead in ((), (5,), (2, 5)):
+        posterior = encoder(torch.rand(*lead, pixels))
+        assert posterior.mean.shape == posterior.log_variance.shape == (*lead, 3)
+        assert decoder(torch.randn(*lead, 3)).shape == (*lead, pixels)
+
+
+def test_pixels_are_rows_of_one_picture() -> None:
+    """Leading axes are images: each is encoded by itself, colours first."""
+    encoder, _ = make_nets("conv:4", (3, 8, 8), 3, RANGE)
+    x = torch.rand(2, 5, 192)
+    apart = encoder(x[1, 3].reshape(1, 192)).mean[0]
+    torch.testing.assert_close(encoder(x).mean[1, 3], apart, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 1.0)])
+def test_softsign_keeps_pixels_between_the_bounds(bounds: tuple[float, float]) -> None:
+    torch.manual_seed(0)
+    _, decoder = make_nets("conv:4", (3, 8, 8), 3, RANGE, bounds=bounds)
+    _, free = make_nets("conv:4", (3, 8, 8), 3, RANGE)
+    free.load_state_dict(decoder.state_dict())
+    with torch.no_grad():
+        for net in (decoder, free):
+            net.get_parameter("body.3.weight").mul_(100)
+    z = torch.randn(50, 3)
+    output = decoder(z)
+    low, high = bounds
+    assert low < output.min() < low + 0.1
+    assert high - 0.1 < output.max() < high
+    squashed = free(z) / (1 + free(z).abs())
+    torch.testing.assert_close(output, (squashed + 1) / 2 * (high - low) + low)
+
+
+def test_group_normalisation_leaves_small_pictures_something_to_say() -> None:
+    torch.manual_seed(0)
+    encoder, _ = make_nets("conv:4", (3, 8, 8), 3, RANGE)
+    assert encoder(torch.rand(20, 192)).mean.std(0).min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [((40,), "40 features"), ((3, 30, 7), "30 x 7"), ((4, 4), "4 x 4"), ((3, 32, 33), "32 x 33")]
+)
+def test_pictures_that_cannot_be_halved_are_refused(shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        make_nets("conv:8", shape, 3, RANGE)
+    assert "mlp:WIDTH" in str(caught.value)

@@ -1,0 +1,82 @@
+"""What has to be installed for what."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BARE = """
+import sys
+
+for name in ("sklearn", "tyro", "matplotlib", "PIL", "jinja2", "pooch", "requests", "scipy"):
+    sys.modules[name] = None  # as if it were not installed
+
+import torch
+from boovae.config import resolve
+from boovae.data import Stream
+from boovae.methods import METHODS
+from boovae.training.trainer import Trainer
+import boovae.runs.train
+
+class Nobody:
+    def event(self, event): pass
+    def block(self, trainer): pass
+    def epoch(self, trainer, event): pass
+
+stream = Stream.from_tasks([torch.rand(20, 6, 6), torch.rand(20, 6, 6)])
+settings = resolve({"net": "mlp:8", "latent_dim": 2, "epochs": 1, "batch_size": 4})
+trainer = Trainer(settings, stream.shape)
+for task in stream:
+    trainer.learn(task, Nobody())
+print("learned", trainer.tasks_done)
+"""
+
+
+def test_training_needs_torch_numpy_rich_and_safetensors_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "learned 2", done.stderr
+
+
+PUBLIC = """
+import sys
+import boovae
+
+assert not {"torch", "numpy", "sklearn"} & set(sys.modules), "import boovae must stay cheap"
+assert set(boovae.__all__) <= set(dir(boovae))
+for name in boovae.__all__:
+    assert getattr(boovae, name) is not None, name
+from boovae import BooVAE, Stream, Trainer
+try:
+    boovae.BoVAE
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_importing_the_package_imports_nothing_heavy_until_a_name_is_used() -> None:
+    done = subprocess.run([sys.executable, "-c", PUBLIC], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "module 'boovae' has no attribute 'BoVAE'", done.stderr
+
+
+HELP = """
+import sys, time
+from boovae.cli.main import main
+
+main(["--help"])
+print({"torch", "numpy", "sklearn"} & set(sys.modules), time.process_time() < 0.5, file=sys.stderr)
+"""
+
+
+def test_help_answers_in_half_a_second_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False, timeout=60)
+    assert "commands:" in done.stdout
+    assert done.stderr.strip() == "set() True"  # seconds of the processor: others may be at work on this machine
+
+
+def test_importing_the_package_costs_less_than_half_as_much_again_as_torch() -> None:
+    def seconds(statement: str) -> float:
+        code = f"import time; {statement}; print(time.process_time())"
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        return float(answer.stdout)
+
+    assert seconds("import boovae") < 1.5 * seconds("import torch")
