@@ -104,7 +104,7 @@ def settings_of(method: str, dataset: str, replicas: int) -> Settings:
 
 def time_method(settings: Settings, device: torch.device, options: argparse.Namespace) -> dict[int, float]:
     """Return milliseconds per step of all replicas together, {task: median over epochs}."""
-    shape, pixel_range = SHAPES[settings.dataset]
+    shape, pixel_range = SHAPES[settings.data.dataset]
     trainer = Trainer(settings, shape, pixel_range, device=device, compile=options.compile == "on")
     result = {}
     for number in range(1, max(options.tasks) + 1):

@@ -107,7 +107,7 @@ def distances_of(trainer: Trainer, planned: Stream, references: Sequence[Referen
     if not references:
         return []
     tasks = [dataclasses.replace(task, test=task.valid) for task in planned]
-    samples = generate(trainer, trainer.settings.generated)
+    samples = generate(trainer, trainer.settings.evaluation.generated)
     return [reference.scores(reference.features(samples), tasks).frechet.tolist() for reference in references]
 
 

@@ -52,16 +52,16 @@ def job_of(cell: Cell, folder: Path) -> Job:
 def made_up(cell: Cell, nll: Callable[[int, int], float], shares: Callable[[int], list[float]]) -> Summary:
     """Return the summary of a cell: `nll(seen, seed)` and the `shares(seen)` of the classes are given."""
     settings = cell.settings
-    counts = range(1, (settings.tasks or 1) + 1)
+    counts = range(1, (settings.data.tasks or 1) + 1)
     return {
         "format": FORMAT,
         "settings": asdict(settings),
         "environment": {"boovae": "0", "python": "3", "torch": "2", "device": "none", "commit": "abc"},
-        "seeds": list(settings.seeds),
-        "tasks": [str(task) for task in range(settings.tasks or 1)],
+        "seeds": list(settings.training.seeds),
+        "tasks": [str(task) for task in range(settings.data.tasks or 1)],
         "evaluations": [_evaluation(cell, seen, nll, shares) for seen in counts],
         "divergences": [],
-        "kept": {task: [15, 14] for task in range(settings.tasks or 1)},
+        "kept": {task: [15, 14] for task in range(settings.data.tasks or 1)},
         "seconds": {"train": 2.0, "evaluate": 1.0},
     }
 
@@ -71,9 +71,9 @@ def _evaluation(
 ) -> dict[str, Any]:
     import math
 
-    seeds = cell.settings.seeds
+    seeds = cell.settings.training.seeds
     found = [nll(seen * cell.together, seed) for seed in seeds]
-    share = shares(seen * cell.settings.classes_per_task)
+    share = shares(seen * cell.settings.data.classes_per_task)
     entropy = -sum(p * math.log(p) for p in share if p)
     zeros = [[0.0] * len(seeds)] * seen
     return {

@@ -100,7 +100,7 @@ def finished(digits: Stream, tmp_path_factory: pytest.TempPathFactory) -> Callab
     def copy(settings: Settings | None = None) -> Path:
         settings = settings or tiny(tasks=2)
         if settings not in runs:
-            stream = digits if settings.dataset == "digits" else load_stream(settings.dataset)
+            stream = digits if settings.data.dataset == "digits" else load_stream(settings.data.dataset)
             runs[settings] = train(settings, stream, home / str(next(made)), metrics=NLL)
         return Path(shutil.copytree(runs[settings], home / str(next(made))))
 
@@ -181,7 +181,7 @@ class Recorder:
 def trained(settings: Settings, stream: Stream, recorder: Recorder | None = None) -> Trainer:
     """Return a trainer that has learned the planned tasks of the stream."""
     trainer = Trainer(settings, stream.shape)
-    for task in stream[: settings.tasks]:
+    for task in stream[: settings.data.tasks]:
         trainer.learn(task, recorder or Recorder())
     return trainer
 

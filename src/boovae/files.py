@@ -91,15 +91,15 @@ def hold_folder(folder: Path) -> int:
     try:
         descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder (--out)") from error
+        raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder ({{out}})") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise InputError(f"{folder} is in use by another process: wait for it or choose another --out") from None
+        raise InputError(f"{folder} is in use by another process: wait for it or choose another {{out}}") from None
     except OSError as error:  # a file system without locks
         os.close(descriptor)
-        raise InputError(f"{folder} cannot be locked: {error.strerror}; choose a folder elsewhere (--out)") from error
+        raise InputError(f"{folder} cannot be locked: {error.strerror}; choose a folder elsewhere ({{out}})") from error
     return descriptor
 
 

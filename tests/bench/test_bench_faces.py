@@ -40,7 +40,7 @@ def with_distances(cell: Cell, distance: float) -> Measured:
     """Return a finished cell whose distance grows by one with every task, on both features."""
     summary = made_up(cell, lambda seen, seed: 1.0, lambda seen: [1 / seen] * seen)
     for event in summary["evaluations"]:
-        seen = event["seen"] * cell.settings.classes_per_task
+        seen = event["seen"] * cell.settings.data.classes_per_task
         values = {"frechet": [distance + seen, distance + seen]}
         sets = {"efficientnet-lite0": values, "classifier": values}
         event["frechet"] = {"pooled": values["frechet"], "features": "efficientnet-lite0", "sets": sets}
@@ -63,12 +63,12 @@ def test_faces_have_the_columns_and_tasks_of_the_papers_table(tmp_path: Path) ->
     assert kept == {"coreset": 40, "coreset-80": 80}
     assert [cell.tasks for cell in cells if cell.label == "joint"] == [1, 2, 3, 4]
     assert {cell.tasks for cell in cells if cell.label != "joint"} == {4}
-    assert {cell.settings.components for cell in cells if cell.label == "boo"} == {40}
+    assert {cell.settings.model.components for cell in cells if cell.label == "boo"} == {40}
 
 
 def test_faces_beside_grey_images_keep_their_own_columns(tmp_path: Path) -> None:
     cells = paper_bench.plan(request(tmp_path, datasets=("mnist", "celeba")))
-    standard = {cell.settings.dataset for cell in cells if cell.label == "standard"}
+    standard = {cell.settings.data.dataset for cell in cells if cell.label == "standard"}
     assert standard == {"mnist"}
     assert request(tmp_path).metrics == ["nll", "diversity", *BOTH]
     assert request(tmp_path, datasets=("mnist",)).metrics == ["nll", "diversity"]

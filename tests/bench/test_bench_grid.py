@@ -57,7 +57,7 @@ def test_the_tuned_strengths_hold_in_the_bench() -> None:
 def test_joint_is_trained_once_for_each_number_of_tasks_on_the_images_of_them_all() -> None:
     cells = plan(["digits"], ["joint"], {"limit": 20}, 10)
     assert [cell.tasks for cell in cells] == [2, 5, 10]
-    assert [cell.settings.components for cell in cells] == [30, 75, 150]
+    assert [cell.settings.model.components for cell in cells] == [30, 75, 150]
     one_by_one = load_data(resolve({"dataset": "digits", "limit": 20}))
     for cell in cells:
         (together,) = load_data(cell.settings)[:1]
@@ -78,7 +78,7 @@ def test_all_methods_of_the_bench_make_sense_on_all_its_datasets() -> None:
 def test_a_variant_is_a_method_with_other_settings() -> None:
     (cell,) = plan(["digits"], ["wide=boo:components=40,boo-start=mean"], GIVEN, 2)
     assert (cell.label, cell.settings.method) == ("wide", "boo")
-    assert (cell.settings.components, cell.settings.boo_start) == (40, "mean")
+    assert (cell.settings.model.components, cell.settings.boo_start) == (40, "mean")
     assert Variant.parse("boo+vcl") == Variant("boo+vcl", "boo+vcl", {})
 
 
@@ -156,8 +156,8 @@ def test_quick_leaves_alone_what_the_file_says(tmp_path: Path, monkeypatch: pyte
     config = tmp_path / "own.toml"
     config.write_text("epochs = 3\nsamples = 7\n")
     (cell,) = cells_of(monkeypatch, tmp_path, "paper", "--quick", "--methods", "ewc", "--config", str(config))
-    assert (cell.settings.epochs, cell.settings.samples) == (3, 7)
-    assert cell.settings.generated == bench.QUICK["generated"]
+    assert (cell.settings.training.epochs, cell.settings.evaluation.samples) == (3, 7)
+    assert cell.settings.evaluation.generated == bench.QUICK["generated"]
 
 
 @pytest.mark.parametrize("line", ['dataset = "mnist"', 'method = "ewc"', "tasks = 3", "replicas = 2", "seed = 4"])
@@ -172,9 +172,9 @@ def test_what_a_bench_has_a_flag_for_is_no_business_of_the_file(
 
 
 def test_the_prior_of_joint_can_be_another() -> None:
-    assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {}, 3)} == {"vamp"}
-    assert {cell.settings.prior for cell in plan(["digits"], ["plain=joint:prior=normal"], {}, 3)} == {"normal"}
-    assert {cell.settings.prior for cell in plan(["digits"], ["joint"], {"prior": "normal"}, 3)} == {"normal"}
+    assert {cell.settings.model.prior for cell in plan(["digits"], ["joint"], {}, 3)} == {"vamp"}
+    assert {cell.settings.model.prior for cell in plan(["digits"], ["plain=joint:prior=normal"], {}, 3)} == {"normal"}
+    assert {cell.settings.model.prior for cell in plan(["digits"], ["joint"], {"prior": "normal"}, 3)} == {"normal"}
 
 
 def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

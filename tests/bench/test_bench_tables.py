@@ -284,12 +284,12 @@ def test_a_size_that_is_enough_by_chance_is_not_said_to_be_where_it_begins(tmp_p
 def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: Path) -> None:
     asked = request(tmp_path, "components")
     cells = components.plan(asked)
-    assert {(cell.settings.components, cell.settings.boo_prune) for cell in cells} == {
+    assert {(cell.settings.model.components, cell.settings.boo_prune) for cell in cells} == {
         (count, prune) for count in (5, 15, 40, 80) for prune in (0.0, 1e-3)
     }
     found = Measured("mnist")
     for cell in cells:
-        distance = abs(cell.settings.components - 40)
+        distance = abs(cell.settings.model.components - 40)
         found.add(cell, made_up(cell, lambda seen, seed, distance=distance: 90.0 + distance, even))  # type: ignore[misc]
     answers = components.write(asked, [found], [])
     assert answers["mnist: boo, best NLL"] == "with 40 components per task"
@@ -303,7 +303,7 @@ def test_the_study_of_components_takes_variants(tmp_path: Path) -> None:
     found = Measured("mnist")
     for cell in components.plan(asked):
         wanted = (2, "mlp:20") if cell.label.startswith("flat ") else (40, "mlp:300")
-        assert (cell.settings.latent_dim, cell.settings.net) == wanted
+        assert (cell.settings.model.latent_dim, cell.settings.model.net) == wanted
         found.add(cell, made_up(cell, lambda seen, seed: 90.0, even))
     assert len({cell.name for cell, _ in found.cells}) == 16
     components.write(asked, [found], [])

@@ -274,10 +274,10 @@ def test_recipes_hold_the_papers_colour_model() -> None:
     ours = resolve({"dataset": "celeba"})
     paper = resolve({"dataset": "celeba", "method": "boo"}, preset="paper")
     for settings in (ours, paper):
-        assert (settings.net, settings.latent_dim, settings.likelihood) == ("conv:32", 128, "normal")
-        assert (settings.components, settings.epochs) == (40, 300)
-        assert (settings.kl_weight, settings.kl_warmup, settings.jitter) == (2.0, 10, 0.1)
-        assert (settings.log_variance_range, settings.normalisation) == ((-3.0, 4.0), "batch")
+        assert (settings.model.net, settings.model.latent_dim, settings.model.likelihood) == ("conv:32", 128, "normal")
+        assert (settings.model.components, settings.training.epochs) == (40, 300)
+        assert (settings.training.kl_weight, settings.training.kl_warmup, settings.training.jitter) == (2.0, 10, 0.1)
+        assert (settings.model.log_variance_range, settings.model.normalisation) == ((-3.0, 4.0), "batch")
     assert (ours.schedule, ours.batch_size, ours.mirror) == ("cosine", 256, True)
     assert (paper.schedule, paper.batch_size, paper.plateau_patience) == ("plateau", 512, 9)
     assert not paper.mirror

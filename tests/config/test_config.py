@@ -78,10 +78,10 @@ def test_names_that_no_terminal_can_show_are_refused(name: str) -> None:
 
 def test_numbers_come_back_with_the_type_of_their_setting() -> None:
     settings = from_mapping({"kl_weight": 1, "log_variance_range": [-6, 2], "class_order": [1, 0]})
-    assert isinstance(settings.kl_weight, float)
-    assert settings.log_variance_range == (-6.0, 2.0)
-    assert all(isinstance(limit, float) for limit in settings.log_variance_range)
-    assert settings.class_order == (1, 0)
+    assert isinstance(settings.training.kl_weight, float)
+    assert settings.model.log_variance_range == (-6.0, 2.0)
+    assert all(isinstance(limit, float) for limit in settings.model.log_variance_range)
+    assert settings.data.class_order == (1, 0)
 
 
 def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
@@ -109,11 +109,11 @@ def test_flag_beats_file_beats_preset_beats_recipe_beats_default(tmp_path: Path)
     path = tmp_path / "config.toml"
     path.write_text('dataset = "fashion_mnist"\nbatch_size = 7\nearly_stop = 8\n')
     settings = resolve({"batch_size": 9}, path, preset="paper")
-    assert settings.batch_size == 9  # flag; the file has 7, the preset 500, the default is 250
-    assert settings.early_stop == 8  # file; the preset has 50
-    assert settings.epochs == 1000  # the preset for this dataset
-    assert settings.net == "mlp:1024"  # recipe; the default is mlp:300
-    assert settings.latent_dim == 40  # default
+    assert settings.training.batch_size == 9  # flag; the file has 7, the preset 500, the default is 250
+    assert settings.training.early_stop == 8  # file; the preset has 50
+    assert settings.training.epochs == 1000  # the preset for this dataset
+    assert settings.model.net == "mlp:1024"  # recipe; the default is mlp:300
+    assert settings.model.latent_dim == 40  # default
     assert resolve({}, path).batch_size == 7
     assert resolve({"dataset": "fashion_mnist"}, preset="paper").batch_size == 500
     assert resolve({"dataset": "fashion_mnist"}).batch_size == 250
@@ -184,7 +184,7 @@ def test_the_preset_takes_back_what_the_recipe_of_a_method_changes() -> None:
 def test_the_recipe_asks_nothing_of_vcl_that_it_refuses(method: str) -> None:
     settings = resolve({"dataset": "mnist", "method": method})
     make_method(settings)
-    assert settings.bound_samples == 1
+    assert settings.training.bound_samples == 1
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_a_method_with_a_network_per_task_wants_to_know_the_task() -> None:
 def test_settings_reach_the_trainer() -> None:
     model = quick(settings={**QUICK["settings"], "distill_weight": 2}, epochs=np.int64(3)).fit(grey())
     assert model.trainer_.settings.distill_weight == 2.0
-    assert model.trainer_.settings.epochs == 3
+    assert model.trainer_.settings.training.epochs == 3
 
 
 def test_size_of_a_task_decides_what_is_left_open() -> None:
@@ -190,7 +190,7 @@ def test_size_of_a_task_decides_what_is_left_open() -> None:
     assert (small.net, small.latent_dim, small.batch_size) == ("mlp:128", 10, 32)
     large = BooVAE(epochs=1, device="cpu", settings={"boo_steps": 1}).fit(grey(count=6000, shape=(28, 28)))
     settings = large.trainer_.settings
-    assert (settings.net, settings.latent_dim, settings.batch_size) == ("mlp:300", 40, 250)
+    assert (settings.model.net, settings.model.latent_dim, settings.training.batch_size) == ("mlp:300", 40, 250)
 
 
 def test_progress_is_shown_when_asked_for(capfd: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ def test_numbers_of_any_range_are_scored_in_their_own_units() -> None:
     scale, shift = np.array([1e-3, 1.0, 1e4]), np.array([5.0, 0.0, -1e5])
     longer = {"epochs": 30, "net": "mlp:32", "learning_rate": 1e-2}
     plain, moved = quick(**longer).fit(x), quick(**longer).fit(x * scale + shift)
-    assert plain.trainer_.settings.likelihood == "normal"
+    assert plain.trainer_.settings.model.likelihood == "normal"
     expected = plain.score_samples(x) - np.log(scale).sum()
     np.testing.assert_allclose(moved.score_samples(x * scale + shift), expected, atol=2e-2)
     draws = moved.sample(2000, noise=True)
@@ -144,11 +144,11 @@ def test_scaling_is_learned_on_the_first_task_and_kept() -> None:
 
 
 def test_the_likelihood_follows_the_first_task_unless_told() -> None:
-    assert quick().fit(grey()).trainer_.settings.likelihood == "bernoulli"
-    assert quick(likelihood="normal").fit(grey()).trainer_.settings.likelihood == "normal"
-    assert quick().fit(grey() * 2).trainer_.settings.likelihood == "normal"
-    assert quick().fit(grey() - 1e-7).trainer_.settings.likelihood == "bernoulli"  # rounded
-    assert quick().fit((grey() - 0.5) * 1e-6).trainer_.settings.likelihood == "normal"  # small, not rounded
+    assert quick().fit(grey()).trainer_.settings.model.likelihood == "bernoulli"
+    assert quick(likelihood="normal").fit(grey()).trainer_.settings.model.likelihood == "normal"
+    assert quick().fit(grey() * 2).trainer_.settings.model.likelihood == "normal"
+    assert quick().fit(grey() - 1e-7).trainer_.settings.model.likelihood == "bernoulli"  # rounded
+    assert quick().fit((grey() - 0.5) * 1e-6).trainer_.settings.model.likelihood == "normal"  # small, not rounded
     with pytest.raises(InputError, match=r"likelihood='normal'"):
         quick(likelihood="bernoulli").fit(grey() * 2)
 

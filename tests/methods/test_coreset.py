@@ -73,7 +73,7 @@ def test_appended_images_are_the_kept_ones_and_validation_is_the_tasks_own(digit
     assert torch.equal(images[:, :8], trainer.method.memory()["images"].flatten(1, 2))
     assert torch.equal(images[:, 8:], own.expand(2, -1, -1))
     # Each is in an epoch once, so the share of kept images is M / (N + M).
-    assert trainer.engine.steps_per_epoch == (8 + len(own)) // settings.batch_size
+    assert trainer.engine.steps_per_epoch == (8 + len(own)) // settings.training.batch_size
     valid = torch.cat([part[0] for part in trainer.engine._valid_parts], dim=1)
     assert torch.equal(valid, digits[2].valid.images.expand(2, -1, -1))
     assert trainer.engine.state == {}

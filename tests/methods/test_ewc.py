@@ -37,7 +37,7 @@ def plain_fisher(trainer: Trainer, replica: int, images: Tensor, noise: Tensor) 
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for x, z in zip(images, noise, strict=True):
         bound = model.bound(x.unsqueeze(0), z.unsqueeze(0))
-        loss = bound.reconstruction.sum() + trainer.settings.kl_weight * bound.kl.sum()
+        loss = bound.reconstruction.sum() + trainer.settings.training.kl_weight * bound.kl.sum()
         for name, gradient in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
             total[name] += gradient**2 / len(images)
     return total

@@ -98,7 +98,7 @@ def test_the_map_shows_where_a_flow_takes_the_components(digits: Stream) -> None
 
 def test_a_diverged_replica_has_no_map(digits: Stream) -> None:
     trainer = Trainer(tiny(), digits.shape)
-    nothing = torch.full((2, 5, trainer.settings.latent_dim), torch.nan)
+    nothing = torch.full((2, 5, trainer.settings.model.latent_dim), torch.nan)
     assert latent_map(trainer, {0: DiagonalNormal(nothing, nothing)})["codes"] == []
 
 

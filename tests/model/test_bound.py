@@ -144,7 +144,7 @@ def test_validation_weighs_the_kl_fully_from_the_first_epoch_on(digits: Stream) 
 
     class Noting(Recorder):
         def epoch(self, trainer: Trainer, event: Event) -> None:
-            trainer.engine.kl_weight.fill_(settings.kl_weight)
+            trainer.engine.kl_weight.fill_(settings.training.kl_weight)
             told.append(trainer.engine.validate()["loss"].tolist())
 
     recorder = Noting()

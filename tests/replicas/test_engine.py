@@ -68,7 +68,7 @@ def test_steps_equal_a_plain_loop_over_modules(replicas: int, prior: str) -> Non
     engine.rate.copy_(torch.tensor(rates))
     engine.kl_weight.fill_(kl_weight)
     engine.run_block(order, noise)
-    for r, seed in enumerate(trainer.settings.seeds):
+    for r, seed in enumerate(trainer.settings.training.seeds):
         model = plain_module(trainer, seed)
         start = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
         losses = plain_training(model, rates[r], kl_weight, images, order[r], noise["latent"][r])
@@ -88,7 +88,7 @@ def test_steps_equal_a_plain_loop_in_single_precision() -> None:
     trainer.engine.load(images, images[:5], 8, {}, no_noise(3, 5))
     trainer.engine.rate.fill_(1e-3)
     trainer.engine.run_block(order, noise)
-    for r, seed in enumerate(trainer.settings.seeds):
+    for r, seed in enumerate(trainer.settings.training.seeds):
         model = plain_module(trainer, seed)
         plain_training(model, 1e-3, 1.0, images, order[r], noise["latent"][r])
         for name, parameter in model.named_parameters():
@@ -106,7 +106,7 @@ def test_every_replica_may_have_its_own_images() -> None:
     trainer.engine.rate.fill_(1e-2)
     trainer.engine.run_block(order, noise)
     terms = trainer.engine.validate()
-    for r, seed in enumerate(trainer.settings.seeds):
+    for r, seed in enumerate(trainer.settings.training.seeds):
         model = plain_module(trainer, seed)
         plain_training(model, 1e-2, 1.0, images[r], order[r], noise["latent"][r])
         for name, parameter in model.named_parameters():
@@ -190,7 +190,7 @@ def test_validation_is_the_plain_mean_over_the_images(images: int, chunk: int, m
     trainer.engine.load(random_images(30, seed=5), valid, 8, {}, {"latent": noise})
     trainer.engine.kl_weight.fill_(0.5)
     terms = trainer.engine.validate()
-    for r, seed in enumerate(trainer.settings.seeds):
+    for r, seed in enumerate(trainer.settings.training.seeds):
         model = plain_module(trainer, seed)
         bound = model.bound(valid, noise[r].flatten(0, 1)[:images])
         assert terms["reconstruction"][r].item() == pytest.approx(bound.reconstruction.mean().item(), rel=1e-9)

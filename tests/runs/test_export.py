@@ -113,7 +113,7 @@ def trainer(digits: Stream) -> Trainer:
 
 def check(trainer: Trainer, nets: dict[str, Program], task: int | None) -> None:
     """Compare with the model on other numbers of rows than it was exported with, one among them."""
-    latent_dim = trainer.settings.latent_dim
+    latent_dim = trainer.settings.model.latent_dim
     for rows in (1, 2, 50):
         images, latents, uniform = numbers(0, rows, 64), numbers(1, rows, latent_dim), numbers(2, rows)
         posterior: DiagonalNormal = truth(trainer, VAE.posterior, images, task=task)

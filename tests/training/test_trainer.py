@@ -192,7 +192,7 @@ def test_replicas_of_one_run_equal_runs_of_their_own() -> None:
     task = make_task(random_images(20), random_images(6, seed=1))
     together = make_trainer(3, epochs=3)
     together.learn(task, Recorder())
-    for r, seed in enumerate(together.settings.seeds):
+    for r, seed in enumerate(together.settings.training.seeds):
         alone = make_trainer(seed=seed, epochs=3)
         alone.learn(task, Recorder())
         for name, tensor in alone.replicas.parameters.items():
@@ -215,7 +215,7 @@ def diverging(trainer: Trainer, replica: int, epochs: set[int], *, poison: bool 
 
     def broken(model: VAE, batch: Batch) -> dict[str, Tensor]:
         terms = objective(model, batch)
-        if len(batch["x"]) == trainer.settings.batch_size and trainer.epoch in epochs:
+        if len(batch["x"]) == trainer.settings.training.batch_size and trainer.epoch in epochs:
             chosen = batch["state"]["number"] == replica
             if poison:
                 terms["loss"] = terms["loss"] * torch.where(chosen, math.nan, 1.0)

@@ -28,7 +28,7 @@ compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "com
 
 def trained_on_gpu(settings: Settings, stream: Stream, compiled: bool, recorder: Recorder | None = None) -> Trainer:
     trainer = Trainer(settings, stream.shape, device="cuda", compile=compiled)
-    for task in stream[: settings.tasks]:
+    for task in stream[: settings.data.tasks]:
         trainer.learn(task, recorder or Recorder())
     return trainer
 

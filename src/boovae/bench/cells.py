@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from boovae.bench.published import FACES
 from boovae.bench.records import AGAIN, check_record
-from boovae.config import Settings, flag, folder_name, from_mapping, resolve
+from boovae.config import Settings, folder_name
 from boovae.errors import InputError
 
 #: Version of what lies in a folder of cells or results.
@@ -26,8 +27,8 @@ FORMAT = 1
 #: After how many tasks `joint`, which starts afresh at every task, is trained; of faces, which are few, after each.
 JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
 #: What a bench is told by flags: all its columns have the same, so neither a file nor a variant can say it.
-BY_FLAG = {"dataset": "--datasets", "method": "--methods"} | {
-    name: flag(name) for name in ("tasks", "replicas", "seed")
+BY_ARGUMENT = {"dataset": "{datasets}", "method": "{methods}"} | {
+    name: f"{{{name}}}" for name in ("tasks", "replicas", "seed")
 }
 
 Summary = dict[str, Any]
@@ -50,19 +51,19 @@ class Cell:
     @property
     def title(self) -> str:
         """What a person calls it."""
-        return f"{self.settings.dataset} {self.label}" + (
+        return f"{self.settings.data.dataset} {self.label}" + (
             f" at {self.tasks}" if self.settings.method == "joint" else ""
         )
 
     @property
     def together(self) -> int:
         """How many tasks of a bench one of its own is: `joint` learns them all at once, as classes of one."""
-        return self.settings.classes_per_task if self.settings.method == "joint" else 1
+        return self.settings.data.classes_per_task if self.settings.method == "joint" else 1
 
     @property
     def tasks(self) -> int:
         """How many tasks it has seen in the end."""
-        return (self.settings.tasks or 1) * self.together
+        return (self.settings.data.tasks or 1) * self.together
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,20 @@ class Variant:
             name, given, value = part.partition("=")
             name = name.strip().replace("-", "_")
             if not given:
-                raise InputError(f"--methods {text}: '{part}' is no setting; write NAME=METHOD:setting=value")
+                raise InputError(f"{{methods}} {text}: '{part}' is no setting; write NAME=METHOD:setting=value")
             if name in changes:
-                raise InputError(f"--methods {text}: {name} is there twice")
+                raise InputError(f"{{methods}} {text}: {name} is there twice")
             changes[name] = _value(value.strip())
-        for name in filter(changes.__contains__, BY_FLAG):
-            raise InputError(f"--methods {text}: {name} is no setting of a variant; a bench takes {BY_FLAG[name]}")
+        for name in filter(changes.__contains__, BY_ARGUMENT):
+            raise InputError(
+                f"{{methods}} {text}: {name} is no setting of a variant; a bench takes {BY_ARGUMENT[name]}"
+            )
         if "|" in label or label.startswith("#") or not label.isprintable():
             raise InputError(
-                f"--methods {text!r}: a name becomes the head of a column: printable, without '|', no '#' first"
+                f"{{methods}} {text!r}: a name becomes the head of a column: printable, without '|', no '#' first"
             )
         if not label.strip() or (named and not method) or (changes and not named):
-            raise InputError(f"--methods {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
+            raise InputError(f"{{methods}} {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
         return cls(label, method or label, changes)
 
 
@@ -124,30 +127,24 @@ def plan(
     """
     from boovae.data import DATASETS, PATH_FORMS
     from boovae.data.datasets import unknown_dataset
-    from boovae.methods import make_method, strengths_of
+    from boovae.methods import make_method
 
     for dataset in datasets:
         if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
             raise unknown_dataset(dataset, "dataset (--datasets)")
     variants = _variants(methods)
     if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
-        raise InputError("--joint-tasks is for joint, which is not among --methods; add it, or leave --joint-tasks out")
-    own = {variant.method: strengths_of(variant.method) for variant in variants}
-    strengths = {name for names in own.values() for name in names}
-
-    def read(method: str) -> dict[str, Any]:
-        return {name: value for name, value in given.items() if name in own[method] or name not in strengths}
-
+        raise InputError("{joint_tasks} is for joint, which is not among {methods}; add it, or leave {joint_tasks} out")
     cells = [
         cell
         for dataset in datasets
         for variant in variants
-        for cell in _cells(dataset, variant, {**read(variant.method), "tasks": tasks}, joint_tasks)
+        for cell in _cells(dataset, variant, {**given, "tasks": tasks}, joint_tasks)
     ]
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense
-        if cell.settings.dataset in DATASETS and cell.settings.borders is None:
-            _check_tasks(cell, DATASETS[cell.settings.dataset].class_names)
+        if cell.settings.data.dataset in DATASETS and cell.settings.data.borders is None:
+            _check_tasks(cell, DATASETS[cell.settings.data.dataset].class_names)
     return cells
 
 
@@ -158,11 +155,13 @@ def _variants(methods: Sequence[str]) -> list[Variant]:
     variants = [Variant.parse(text) for text in methods]
     labels = [variant.label for variant in variants]
     if len(set(labels)) < len(labels):
-        raise InputError(f"--methods names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value")
+        raise InputError(
+            f"{{methods}} names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value"
+        )
     for variant in variants:
         if variant.label != variant.method and is_method(variant.label):
             raise InputError(
-                f"--methods: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "
+                f"{{methods}}: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "
                 "would compare it with other numbers of the paper: choose another name"
             )
     return variants
@@ -171,31 +170,29 @@ def _variants(methods: Sequence[str]) -> list[Variant]:
 def _check_tasks(cell: Cell, classes: Sequence[str]) -> None:
     """Refuse more tasks than the classes make; the last task may have fewer of them than the others."""
     settings = cell.settings
-    count = len(settings.class_order or classes)
+    count = len(settings.data.class_order or classes)
     joint = settings.method == "joint"
-    asked, most = (cell.tasks, count) if joint else (settings.tasks or 1, -(-count // settings.classes_per_task))
+    asked, most = (
+        (cell.tasks, count) if joint else (settings.data.tasks or 1, -(-count // settings.data.classes_per_task))
+    )
     if asked > most:
-        raise InputError(f"--tasks is {asked}, but {settings.dataset} has {most} tasks; use at most that many")
+        raise InputError(f"{{tasks}} is {asked}, but {settings.data.dataset} has {most} tasks; use at most that many")
 
 
 def _cells(
     dataset: str, variant: Variant, given: Mapping[str, Any], joint_tasks: Sequence[int] | None
 ) -> Iterable[Cell]:
-    from boovae.methods import never_read
-
-    for name in sorted(never_read(variant.method) & set(variant.changes)):
-        raise InputError(f"--methods {variant.label}: {variant.method} never reads {name}; leave it out")
-    values = {**given, **variant.changes, "dataset": dataset, "method": variant.method}
+    named = {**variant.changes, "dataset": dataset, "method": variant.method}
     if variant.method != "joint":
-        yield Cell(variant.label, schedule(values))
+        yield Cell(variant.label, schedule(named, given))
         return
     for name in ("classes_per_task", "tasks"):
         if name in variant.changes or (name != "tasks" and name in given):
             raise InputError(f"{name} cannot be set for joint: a bench has it learn all classes as one task")
-    components = schedule(values).components
+    components = schedule(named, given).model.components
     for tasks in _joint_tasks(dataset, given["tasks"], joint_tasks):
         together = {"classes_per_task": tasks, "tasks": 1, "components": components * tasks}
-        yield Cell(variant.label, schedule({"prior": "vamp", **values, **together}))
+        yield Cell(variant.label, schedule({**named, **together}, {"prior": "vamp", **given}))
 
 
 def _joint_tasks(dataset: str, most: int, asked: Sequence[int] | None) -> list[int]:
@@ -205,19 +202,19 @@ def _joint_tasks(dataset: str, most: int, asked: Sequence[int] | None) -> list[i
         return sorted({count for count in usual if count < most} | {most})
     for count in asked:
         if not 1 <= count <= most:
-            raise InputError(f"--joint-tasks has {count}: there are {most} tasks of {dataset} here; use 1 to {most}")
+            raise InputError(f"{{joint_tasks}} has {count}: there are {most} tasks of {dataset} here; use 1 to {most}")
     return sorted(set(asked))
 
 
-def schedule(values: Mapping[str, Any]) -> Settings:
+def schedule(named: Mapping[str, Any], common: Mapping[str, Any] = MappingProxyType({})) -> Settings:
     """Return the settings of a cell: the paper's epochs and early stopping, but `distill` has its own recipe.
 
-    What its method never reads is left at the defaults, so that a change there does not ask for the cell anew.
+    `common` holds in all cells, as far as their methods read it.
     """
-    from boovae.methods import settings_read
+    from boovae.methods import resolve
 
-    ours = "distill" in str(values["method"]).split("+")
-    return settings_read(resolve(values, preset=None if ours else "paper"))
+    ours = "distill" in str(named["method"]).split("+")
+    return resolve(named, preset=None if ours else "paper", common=common)
 
 
 # --- what a finished cell has left ----------------------------------------------------------------------------------
@@ -235,7 +232,7 @@ def summary_path(folder: Path, name: str) -> Path:
 
 def read_summary(folder: Path, cell: Cell) -> Summary | None:
     """Return what a finished cell has measured; None if it is not finished."""
-    from boovae.methods import settings_read
+    from boovae.methods import from_mapping
 
     path = summary_path(folder, cell.name)
     if not path.exists():
@@ -247,7 +244,7 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
         settings = from_mapping(dict(summary.get("settings", ())))
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
-    if settings_read(settings) != settings_read(cell.settings):
+    if settings != cell.settings:
         raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
     check_record(path, summary, cell)
     return summary

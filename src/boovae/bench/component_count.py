@@ -36,7 +36,7 @@ def _parsed(text: str) -> tuple[grid.Variant, list[str]]:
     variant = grid.Variant.parse(text)
     for name in ("components", "boo_prune"):
         if name in variant.changes:
-            raise InputError(f"--methods {text}: this study tries {name} itself; leave it out")
+            raise InputError(f"{{methods}} {text}: this study tries {name} itself; leave it out")
     return variant, list(filter(None, [text.partition(":")[2]]))
 
 

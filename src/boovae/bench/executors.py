@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import boovae
+from boovae.bench.options import BenchOptions
 from boovae.bench.worker import Answer, Job, work
-from boovae.cli.arguments import Bench
 from boovae.errors import InputError
 
 #: Where this package lies: a worker imports the same one, installed or not.
@@ -195,8 +195,8 @@ def _check_listening(address: str | None) -> None:
 
 def _no_cluster(address: str | None, error: Exception) -> InputError:
     return InputError(
-        f"--address {address}: no Ray cluster answers ({error}); name the HOST:PORT that `ray start --head` printed, "
-        "or leave --address out: then a cluster is started on this machine"
+        f"{{address}} {address}: no Ray cluster answers ({error}); name the HOST:PORT that `ray start --head` printed, "
+        "or leave {address} out: then a cluster is started on this machine"
     )
 
 
@@ -244,7 +244,7 @@ class Slurm:
         try:
             self._executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
         except RuntimeError as error:
-            raise InputError(f"--executor slurm: {error}; is this a machine that can submit jobs?") from error
+            raise InputError(f"{{executor}} slurm: {error}; is this a machine that can submit jobs?") from error
         whole = 0 if device == "cpu" else max(1, round(gpus or 1))  # Slurm gives whole GPUs
         options = {"slurm_partition": partition} if partition else {}
         self._executor.update_parameters(
@@ -283,18 +283,18 @@ class _SlurmJob:
 # --- choosing one ---------------------------------------------------------------------------------------------------
 
 
-def check_executor(arguments: Bench) -> None:
+def check_executor(arguments: BenchOptions) -> None:
     """Refuse flags that the executor does not read, and numbers that make no sense."""
     for name, executor in READER.items():
         if getattr(arguments, name) is not None and arguments.executor != executor:
-            raise InputError(f"--{name} is for --executor {executor}; add it, or leave --{name} out")
+            raise InputError(f"{{{name}}} is for {{executor={executor}}}; add it, or leave {{{name}}} out")
     for name in ("workers", "gpus", "minutes"):
         value = getattr(arguments, name)
         if value is not None and not value > 0:
-            raise InputError(f"--{name} is {value}; it must be above 0")
+            raise InputError(f"{{{name}}} is {value}; it must be above 0")
 
 
-def make_executor(arguments: Bench, cells: int) -> Executor:
+def make_executor(arguments: BenchOptions, cells: int) -> Executor:
     """Return the executor that the command line names, for so many cells."""
     slots = arguments.workers or max(cells, 1)
     if arguments.executor == "ray":
@@ -311,4 +311,4 @@ def _imported(package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError:
-        raise InputError(f"--executor needs the package {package}: pip install 'boovae[{extra}]'") from None
+        raise InputError(f"{{executor}} needs the package {package}: pip install 'boovae[{extra}]'") from None

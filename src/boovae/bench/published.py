@@ -115,7 +115,7 @@ def distances(features: Sequence[str]) -> list[str]:
     """
     kinds = [name.partition(":")[0] for name in features]
     if "torchscript" in kinds:
-        raise InputError("--features torchscript:FILE has no place in a bench's tables; use `boovae eval` on its runs")
+        raise InputError("{features} torchscript:FILE has no place in a bench's tables; use `boovae eval` on its runs")
     return ["fid" if kind == "inception" else f"frechet_{kind}" for kind in kinds]
 
 

@@ -21,7 +21,7 @@ PNG = "iVBORw0KGgo"
 def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> None:
     """Refuse a record that does not hold what its cell must have measured: all seeds after each of its tasks."""
     record = Event(str(path), summary, DAMAGED)
-    seeds, tasks = list(cell.settings.seeds), cell.settings.tasks or 1
+    seeds, tasks = list(cell.settings.training.seeds), cell.settings.data.tasks or 1
     if record.value("seeds") != seeds:
         raise record.error(f"'seeds' is {record.value('seeds')!r:.40}, not {seeds}")
     if len(record.texts("tasks")) != tasks:

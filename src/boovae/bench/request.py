@@ -36,12 +36,14 @@ class Request:
 
     def __post_init__(self) -> None:
         if len(set(self.datasets)) < len(self.datasets):
-            raise InputError(f"--datasets names a dataset twice: {', '.join(self.datasets)}")
+            raise InputError(f"{{datasets}} names a dataset twice: {', '.join(self.datasets)}")
         if len(set(map(file_name, self.datasets))) < len(self.datasets):
-            raise InputError(f"--datasets: results of {', '.join(self.datasets)} would have one name; rename a folder")
+            raise InputError(
+                f"{{datasets}}: results of {', '.join(self.datasets)} would have one name; rename a folder"
+            )
         for metric in self.asked or ():
             if metric not in METRICS:
-                raise unknown_name("metric (--metrics)", metric, METRICS)
+                raise unknown_name("metric ({metrics})", metric, METRICS)
         if self.features is not None:
             distances(self.features)
 

@@ -50,7 +50,9 @@ class Measured:
 
     def by_class(self, label: str) -> bool:
         """Whether a method's tasks are single classes, as the paper's are."""
-        return all(cell.settings.classes_per_task == cell.together for cell, _ in self.cells if cell.label == label)
+        return all(
+            cell.settings.data.classes_per_task == cell.together for cell, _ in self.cells if cell.label == label
+        )
 
     @property
     def tasks(self) -> int:

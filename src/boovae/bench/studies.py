@@ -11,16 +11,16 @@ from typing import Any
 from boovae.bench import component_count, coreset_size
 from boovae.bench import paper as paper_bench
 from boovae.bench.board import make_board
-from boovae.bench.cells import BY_FLAG, Cell, read_summary, summary_path
+from boovae.bench.cells import BY_ARGUMENT, Cell, read_summary, summary_path
 from boovae.bench.executors import check_executor, make_executor
 from boovae.bench.marker import check_folder, open_folder
+from boovae.bench.options import BenchOptions
 from boovae.bench.published import is_distance
 from boovae.bench.request import Request
 from boovae.bench.results import Measured
 from boovae.bench.scheduler import Matrix, stoppable
 from boovae.bench.worker import Job, make_job
-from boovae.cli.arguments import Bench
-from boovae.config import flag, read_toml
+from boovae.config.resolve import read_settings
 from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
 from boovae.metrics.features import check_present
@@ -62,7 +62,7 @@ class Outcome:
     results: str
 
 
-def bench(arguments: Bench, command: str) -> Outcome:
+def bench(arguments: BenchOptions, command: str) -> Outcome:
     """Run a study as the command line asks for it; all names and settings are checked before the first cell begins."""
     if arguments.study not in STUDIES:
         raise unknown_name("study", arguments.study, STUDIES)
@@ -88,16 +88,16 @@ def bench(arguments: Bench, command: str) -> Outcome:
     return Outcome(arguments.study, len(cells), failed, missing, findings, str(request.results))
 
 
-def _request(arguments: Bench, study: Study, command: str) -> Request:
+def _request(arguments: BenchOptions, study: Study, command: str) -> Request:
     quick = arguments.quick
     for name in ("datasets", "methods", "metrics", "features", "joint_tasks"):
         if getattr(arguments, name) == ():
-            raise InputError(f"{flag(name)} has no value; name some, or leave it out")
+            raise InputError(f"{{{name}}} has no value; name some, or leave it out")
     usual = QUICK_REPLICAS if quick else REPLICAS
-    named = read_toml(arguments.config) if arguments.config else {}
-    for name in filter(BY_FLAG.__contains__, named):
+    named = read_settings(arguments.config) if arguments.config else {}
+    for name in filter(BY_ARGUMENT.__contains__, named):
         raise InputError(
-            f"--config {arguments.config} sets {name}: in a bench that is {BY_FLAG[name]}; leave it out there"
+            f"{{config}} {arguments.config} sets {name}: in a bench that is {BY_ARGUMENT[name]}; leave it out there"
         )
     replicas = usual if arguments.replicas is None else arguments.replicas
     results = Path("results") / (f"{arguments.study}-quick" if quick else arguments.study)
@@ -121,12 +121,12 @@ def _check_finished(request: Request, cells: Sequence[Cell]) -> None:
     check_folder(request.cells, "--out", "cells")
     if len(_missing(request, cells)) == len(cells):
         raise InputError(
-            f"none of the {len(cells)} cells of this bench is finished in {request.cells} (--out): "
-            "run it without --only-tables, or name the --out that has them"
+            f"none of the {len(cells)} cells of this bench is finished in {request.cells} ({{out}}): "
+            "run it without {only_tables}, or name the {out} that has them"
         )
 
 
-def _check_places(arguments: Bench, datasets: Sequence[str]) -> None:
+def _check_places(arguments: BenchOptions, datasets: Sequence[str]) -> None:
     """Refuse a device, a folder of data or own data that are not there; a cluster's machines have their own devices."""
     from boovae.data import DATASETS
     from boovae.data.readers import check_path
@@ -138,7 +138,7 @@ def _check_places(arguments: Bench, datasets: Sequence[str]) -> None:
         named_device(arguments.device)
     if arguments.data_dir is not None and not arguments.data_dir.expanduser().is_dir():
         raise InputError(
-            f"--data-dir {arguments.data_dir}: no such folder; name the one with the datasets, or leave it out"
+            f"{{data_dir}} {arguments.data_dir}: no such folder; name the one with the datasets, or leave it out"
         )
     for dataset in datasets:
         if dataset not in DATASETS:
@@ -165,11 +165,11 @@ def _check_features(request: Request, cells: Sequence[Cell]) -> None:
         summary = read_summary(request.cells, cell)
         evaluations = summary["evaluations"] if summary is not None else []
         found = set.intersection(*(set(event.get("frechet", {}).get("sets", {})) for event in evaluations or [{}]))
-        lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.dataset)} - found
+        lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.data.dataset)} - found
         if summary is not None and lacking:
             raise InputError(
-                f"{request.cells / cell.name}: finished without {', '.join(sorted(lacking))} (--features); "
-                f"choose another --out, remove {cell.name}.json and its folder, or name the features it has: "
+                f"{request.cells / cell.name}: finished without {', '.join(sorted(lacking))} ({{features}}); "
+                f"choose another {{out}}, remove {cell.name}.json and its folder, or name the features it has: "
                 f"{', '.join(sorted(found))}"
             )
 
@@ -182,19 +182,19 @@ def _check_data(request: Request, cells: Sequence[Cell], data_dir: Path | None) 
     digests: dict[tuple[object, ...], str] = {}
     for cell in cells:
         settings, summary = cell.settings, read_summary(request.cells, cell)
-        if settings.dataset in DATASETS or summary is None or "split" not in summary:
+        if settings.data.dataset in DATASETS or summary is None or "split" not in summary:
             continue
-        same = settings.dataset, settings.data_seed, settings.limit
+        same = settings.data.dataset, settings.data.data_seed, settings.data.limit
         if same not in digests:
             digests[same] = load_data(settings, data_dir).digest
         if summary["split"]["digest"] != digests[same]:
             raise InputError(
-                f"{request.cells / cell.name}: {settings.dataset} has other images now than when this cell was "
-                f"finished; choose another --out, or remove {cell.name}.json and its folder"
+                f"{request.cells / cell.name}: {settings.data.dataset} has other images now than when this cell was "
+                f"finished; choose another {{out}}, or remove {cell.name}.json and its folder"
             )
 
 
-def _run(arguments: Bench, request: Request, cells: Sequence[Cell]) -> dict[str, str]:
+def _run(arguments: BenchOptions, request: Request, cells: Sequence[Cell]) -> dict[str, str]:
     """Run the cells that are not finished; return those that failed."""
     for name in {name for dataset in request.datasets for name in request.features_of(dataset)}:
         check_present(name)
@@ -202,7 +202,7 @@ def _run(arguments: Bench, request: Request, cells: Sequence[Cell]) -> dict[str,
     board = make_board(request.cells, quiet=arguments.quiet)
 
     def job(cell: Cell) -> Job:
-        features = request.features_of(cell.settings.dataset)
+        features = request.features_of(cell.settings.data.dataset)
         return make_job(cell, request.cells, command=request.command, features=features, **options)
 
     with closing(board):
@@ -219,5 +219,5 @@ def collect(cells: Sequence[Cell], folder: Path) -> list[Measured]:
     for cell in cells:
         summary = read_summary(folder, cell)
         if summary is not None:
-            found.setdefault(cell.settings.dataset, Measured(cell.settings.dataset)).add(cell, summary)
+            found.setdefault(cell.settings.data.dataset, Measured(cell.settings.data.dataset)).add(cell, summary)
     return list(found.values())

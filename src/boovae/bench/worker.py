@@ -15,7 +15,6 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -23,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from boovae.bench.cells import FORMAT, Cell, Summary, read_summary, summary_path
 from boovae.bench.thumbnails import component_pictures, sample_pictures
-from boovae.config import Settings, from_mapping, to_toml
+from boovae.config import Settings, to_toml
 from boovae.errors import BoovaeError
 from boovae.files import write_file
 
@@ -89,6 +88,8 @@ def lock_of(folder: Path, name: str) -> FileLock:
 def work(job: Job) -> Answer:
     """Run a cell to its end, unless another process does; whatever goes wrong is told, not raised."""
     folder = Path(job["folder"])
+    from boovae.methods import from_mapping
+
     cell = Cell(job["label"], from_mapping(tomllib.loads(job["config"])))
     try:
         with lock_of(folder, cell.name), _logged(folder / f"{cell.name}.log"):
@@ -129,7 +130,7 @@ def summarise(run: Path, settings: Settings) -> Summary:
     head = next(event for event in events if event["event"] == "run")
     return {
         "format": FORMAT,
-        "settings": asdict(settings),
+        "settings": settings.flat(),
         "environment": json.loads((run / "environment.json").read_text(encoding="utf-8")),
         "seeds": head["seeds"],
         "tasks": head["tasks"],

@@ -6,7 +6,8 @@ The losses and weights are in `boosting.py`, the schedule in `methods/boo.py`; t
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from boovae.boosting.losses import (
     with_floor,
 )
 from boovae.config import Settings
+from boovae.config.section import AtLeastOne, NotNegative, Section, Share, WholeNumber
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY
 from boovae.model.vae import VAE
@@ -48,11 +50,40 @@ FLAT = 20.0
 Key = tuple[int | str, ...]
 
 
+@dataclass(frozen=True)
+class FitSettings(Section):
+    """How the components of a task are learned."""
+
+    boo_objective: Literal["corrective", "forward", "literal"] = "corrective"
+    """Fit all components together, or one after another by the forward or the paper's literal objective."""
+    boo_start: Literal["clusters", "noise", "mean"] = "clusters"
+    """Start pseudo-inputs at the mean images of latent clusters, at noise, or at the mean image with noise."""
+    boo_weights: Literal["em", "bisection", "equal", "fixed", "sgd"] = "em"
+    """One after another: how a new component gets its weight."""
+    boo_target: Literal["current", "full"] = "current"
+    """One after another: the target is the task's aggregated posterior, or mixed with the old prior."""
+    boo_mixture: Literal["current", "full"] = "current"
+    """One after another: a new component keeps away from the task's own components, or from all."""
+    boo_steps: WholeNumber = 100
+    """Gradient steps when components are learned."""
+    boo_rate: NotNegative = 0.02
+    """Learning rate of the pseudo-inputs."""
+    boo_samples: AtLeastOne = 32
+    """Literal: samples of the new component per step."""
+    boo_floor: Share = 0.0
+    """Literal: share of a broad Gaussian in the mixture, which keeps a new component from running away."""
+    boo_prune: Share = 1e-3
+    """Drop components with less weight."""
+    boo_tolerance: NotNegative = 0.0
+    """Do not add a component that lowers the divergence by less (nats); 0 takes all of them."""
+
+
 class Minorisation:
     """Fits the live components of a boosted prior to the aggregated posterior, the networks standing still."""
 
     def __init__(self, settings: Settings, box: tuple[float, float]) -> None:
-        self.settings, self.box = settings, box
+        self.own, self.box = settings.of(FitSettings), box
+        self.count, self.latent_dim = settings.model.components, settings.model.latent_dim
         self._descent: Descent | None = None
 
     @staticmethod
@@ -62,24 +93,23 @@ class Minorisation:
 
     # --- all components together --------------------------------------------------------------------------------
 
-    def fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> Tensor | None:
+    def fit(self, replicas: Replicas, task: TaskImages, epoch: int, *, last: bool) -> Tensor | None:
         """Place the pseudo-inputs and fit them all to the aggregated posterior; choose how many, if asked to.
 
         The last fit of a task returns −E_q̂[log m] with the best 1, 2, …, K components (K, R), on codes it has not seen.
         """
-        settings, buffers = self.settings, replicas.buffers
+        own, buffers = self.own, replicas.buffers
         key = ("boo", task.index, epoch)
         images, posterior, z = self.codes(replicas, task, key)
         with torch.no_grad():
             inputs, log_weights = self._starts(replicas, images, posterior, key)
             inputs, log_weights = self._corrected(replicas, inputs, log_weights, z)
-            last = epoch == _last_fit(settings.boo_until, settings.epochs)
-            if settings.boo_tolerance > 0 or last:
+            if own.boo_tolerance > 0 or last:
                 fresh = self.codes(replicas, task, (*key, "curve"))[2]
                 log_components = vmap(component_log_probs)(self.encoded(replicas, inputs), fresh)
                 order, curve = gain_curve(log_components)
-                if settings.boo_tolerance > 0:
-                    unwanted = _beyond_tolerance(order, curve, settings.boo_tolerance)
+                if own.boo_tolerance > 0:
+                    unwanted = _beyond_tolerance(order, curve, own.boo_tolerance)
                     log_weights = log_weights.masked_fill(unwanted, EMPTY).log_softmax(-1).clamp(min=EMPTY)
                     inputs, log_weights = self._corrected(replicas, inputs, log_weights, z)
         buffers["prior.live_inputs"].copy_(inputs)
@@ -88,7 +118,6 @@ class Minorisation:
 
     def _corrected(self, replicas: Replicas, inputs: Tensor, log_weights: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return pseudo-inputs (R, K, D) and log-weights (R, K) fitted together to samples z (R, n, L)."""
-        settings = self.settings
 
         def loss(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
             network, z = arguments
@@ -98,7 +127,7 @@ class Minorisation:
         if self._descent is None:
             self._descent = Descent(loss, self.box, stacked=replicas.stacked)
         start, arguments = [inputs, log_weights], (_network(replicas), z)
-        inputs, logits = self._descent(start, arguments, steps=settings.boo_steps, rate=settings.boo_rate)
+        inputs, logits = self._descent(start, arguments, steps=self.own.boo_steps, rate=self.own.boo_rate)
         inputs, logits = (_sound(*pair) for pair in zip((inputs, logits), start, strict=True))
         log_components = vmap(component_log_probs)(self.encoded(replicas, inputs), z)
         return inputs, em_weights(log_components, torch.log_softmax(logits, -1)).clamp(min=EMPTY)
@@ -110,7 +139,7 @@ class Minorisation:
 
         Returns −E_q̂[log m] (R,) with it, on codes it has not seen; NaN where the gain was too small to add it.
         """
-        settings, buffers = self.settings, replicas.buffers
+        own, buffers = self.own, replicas.buffers
         key = ("boo", task.index, "component", slot)
         images, posterior, z = self.codes(replicas, task, key)
         with torch.no_grad():
@@ -125,8 +154,8 @@ class Minorisation:
             grown = self._weighted(replicas, parts, posterior, z, log_weights, slot, key)
             now = cross_entropy(log_components, grown)
             refused = torch.zeros_like(now, dtype=torch.bool)
-            if settings.boo_tolerance > 0 and slot > 0:
-                refused = divergence - now < settings.boo_tolerance
+            if own.boo_tolerance > 0 and slot > 0:
+                refused = divergence - now < own.boo_tolerance
             buffers["prior.live_log_weights"].copy_(torch.where(refused.unsqueeze(1), log_weights, grown))
         return torch.where(refused, torch.nan, now)
 
@@ -141,9 +170,9 @@ class Minorisation:
         key: Key,
     ) -> Tensor:
         """Return a pseudo-input (R, D) learned from its start by the literal or the forward objective."""
-        settings = self.settings
+        own = self.own
         target, mixture = self._target(replicas, task, posterior), self._mixture(replicas, task, slot)
-        literal = settings.boo_objective == "literal"
+        literal = own.boo_objective == "literal"
         generators = Generators(replicas.seeds, replicas.device)
 
         def loss(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
@@ -153,18 +182,18 @@ class Minorisation:
 
         if self._descent is None:
             self._descent = Descent(loss, self.box, stacked=replicas.stacked)
-        options: dict[str, Any] = {"steps": settings.boo_steps, "rate": settings.boo_rate}
+        options: dict[str, Any] = {"steps": own.boo_steps, "rate": own.boo_rate}
         if literal:
-            if settings.boo_floor > 0:
-                mixture = vmap(functools.partial(with_floor, share=settings.boo_floor))(mixture, target)
-            draw = Draw("normal", (settings.boo_samples, settings.latent_dim))
-            noise = generators.draw(draw, *key, "literal", steps=settings.boo_steps)
+            if own.boo_floor > 0:
+                mixture = vmap(functools.partial(with_floor, share=own.boo_floor))(mixture, target)
+            draw = Draw("normal", (own.boo_samples, self.latent_dim))
+            noise = generators.draw(draw, *key, "literal", steps=own.boo_steps)
             start, arguments = [inputs], (_network(replicas), target, mixture)
             learned = self._descent(start, arguments, noise=noise, **options)[0]
         else:
-            if settings.boo_target == "full" and task.index > 0:
+            if own.boo_target == "full" and task.index > 0:
                 count = z.shape[1]
-                draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, settings.latent_dim))}
+                draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, self.latent_dim))}
                 z = vmap(DiagonalMixture.sample)(target, *generators.draw_all(draws, *key, "target").values())
             log_mixture = vmap(DiagonalMixture.log_prob)(mixture, z)
             start = [inputs, torch.full_like(inputs[:, 0], -torch.logit(torch.tensor(slot / (slot + 1.0))).item())]
@@ -175,7 +204,7 @@ class Minorisation:
         """Return π: the aggregated posterior of the task, or α r + (1 − α) q̂ with α by numbers of images."""
         count = posterior.mean.shape[1]
         log_weights = torch.full_like(posterior.mean[..., 0], 1.0 / count).log()
-        if self.settings.boo_target == "current" or task.index == 0:
+        if self.own.boo_target == "current" or task.index == 0:
             return DiagonalMixture(log_weights, *posterior)
         before: DiagonalMixture = replicas.map(lambda model: model.prior.before(model.posterior))
         own = replicas.buffers["prior.live_log_mass"].unsqueeze(1)
@@ -188,7 +217,7 @@ class Minorisation:
 
     def _mixture(self, replicas: Replicas, task: TaskImages, slot: int) -> DiagonalMixture:
         """Return r: the components of this task so far, or all; where there are none, as good as a constant."""
-        full = self.settings.boo_mixture == "full"
+        full = self.own.boo_mixture == "full"
 
         def one(model: Any) -> DiagonalMixture:
             mixture: DiagonalMixture = (model.prior if full else model.prior.current)(model.posterior)
@@ -211,7 +240,7 @@ class Minorisation:
         key: Key,
     ) -> Tensor:
         """Return the log-weights (R, K) with the component in the slot, learned on the current task alone."""
-        rule = self.settings.boo_weights
+        rule = self.own.boo_weights
         beta = torch.full_like(log_weights[:, 0], 0.5 if rule == "fixed" else 1 / (slot + 1))
         if slot == 0:
             beta = torch.ones_like(beta)
@@ -234,7 +263,7 @@ class Minorisation:
         key: Key,
     ) -> Scores:
         """Return log h, log r and log π at samples of h and of r."""
-        latent = self.settings.latent_dim
+        latent = self.latent_dim
         draws = {"uniform": Draw("uniform", (SUBSET,)), "normal": Draw("normal", (2, SUBSET, latent))}
         noise = Generators(replicas.seeds, replicas.device).draw_all(draws, *key, "weight")
         target = DiagonalMixture(torch.zeros_like(posterior.mean[..., 0]).log_softmax(-1), *posterior)
@@ -256,7 +285,7 @@ class Minorisation:
         with torch.no_grad():
             parts = self.encoded(replicas, replicas.buffers["prior.live_inputs"])
             fitted = em_weights(vmap(component_log_probs)(parts, z), log_weights)
-            log_weights.copy_(vmap(functools.partial(dropped, threshold=self.settings.boo_prune))(fitted))
+            log_weights.copy_(vmap(functools.partial(dropped, threshold=self.own.boo_prune))(fitted))
 
     # --- codes and starts ---------------------------------------------------------------------------------------
 
@@ -264,13 +293,13 @@ class Minorisation:
         """Return a random subset of the images (R, n, D), their posteriors and one sample of each (R, n, L)."""
         generators = Generators(replicas.seeds, replicas.device)
         available = task.train.shape[-2]
-        chosen = generators.order(available, *key)[:, : max(SUBSET, self.settings.components)]
+        chosen = generators.order(available, *key)[:, : max(SUBSET, self.count)]
         images = (
             task.train[chosen]
             if task.train.dim() == 2
             else torch.stack([own[index] for own, index in zip(task.train, chosen, strict=True)])
         )
-        noise = generators.draw(Draw("normal", (images.shape[1], self.settings.latent_dim)), *key, "codes")
+        noise = generators.draw(Draw("normal", (images.shape[1], self.latent_dim)), *key, "codes")
         with torch.no_grad():
             posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
         return images, posterior, posterior.rsample(noise)
@@ -283,17 +312,17 @@ class Minorisation:
 
     def _starts(self, replicas: Replicas, images: Tensor, posterior: DiagonalNormal, key: Key) -> tuple[Tensor, Tensor]:
         """Return where K pseudo-inputs start (R, K, D), and their log-weights (R, K)."""
-        count, pixels = self.settings.components, images.shape[-1]
+        count, pixels = self.count, images.shape[-1]
         generators = Generators(replicas.seeds, replicas.device)
         even = torch.zeros(len(images), count, device=images.device).log_softmax(-1)
         low, high = self.box
-        if self.settings.boo_start == "clusters":
+        if self.own.boo_start == "clusters":
             uniform = generators.draw(Draw("uniform", (count,)), *key, "centres")
             found = [cluster_images(*row) for row in zip(posterior.mean, images, uniform, strict=True)]
             starts, shares = (torch.stack(parts) for parts in zip(*found, strict=True))
             return starts, shares.clamp(min=1e-3).log()
         noise = generators.draw(Draw("normal", (count, pixels)), *key, "start")
-        centre = images.mean(1, keepdim=True) if self.settings.boo_start == "mean" else 0.5 * (low + high)
+        centre = images.mean(1, keepdim=True) if self.own.boo_start == "mean" else 0.5 * (low + high)
         return (centre + NOISE_START * (high - low) * noise).clamp(low, high), even
 
 
@@ -308,7 +337,7 @@ def _network(replicas: Replicas) -> dict[str, Tensor]:
     return {**replicas.parameters, **buffers}
 
 
-def _last_fit(until: int, epochs: int) -> int:
+def last_fit(until: int, epochs: int) -> int:
     """Return after how many epochs the last corrective fit comes; 0: there is only the first, before all."""
     most = min(until, epochs - 1)
     return 1 << (most.bit_length() - 1) if most > 0 else 0

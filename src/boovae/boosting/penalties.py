@@ -15,12 +15,14 @@ divergence instead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.config.section import Section
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, ROOM, TaskMixture
 from boovae.model.vae import VAE
@@ -36,15 +38,27 @@ if TYPE_CHECKING:
 REFERENCE_RANGE = (-5.0, -2.0)
 
 
+@dataclass(frozen=True)
+class PenaltySettings(Section):
+    """How old components are held."""
+
+    boo_lambda_schedule: Literal["constant", "tasks"] = "constant"
+    """Keep the weight of the penalties constant, or let it grow as (images before / images now)."""
+    boo_decoder: Literal["mean", "teacher"] = "mean"
+    """R_dec holds latents of a component to its stored image, or to what the old decoder made of them."""
+    boo_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
+    """Divergence of the penalties: both sides, KL[stored | now] or KL[now | stored]."""
+
+
 class Penalties:
     """R_enc and R_dec on the stored components, weighted by lambda."""
 
-    def __init__(self, settings: Settings, *, on: bool, reduction: str | None = None) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, *, on: bool, reduction: str) -> None:
+        self.own, self.model = settings.of(PenaltySettings), settings.model
         self.on = on
-        self.reduction = reduction or settings.boo_reduction
+        self.reduction = reduction
         self.state: dict[str, Tensor] = {}
-        self._teacher = Teacher() if settings.boo_decoder == "teacher" else None
+        self._teacher = Teacher() if self.own.boo_decoder == "teacher" else None
 
     @property
     def stores_outputs(self) -> bool:
@@ -55,7 +69,7 @@ class Penalties:
         """Take the decoder's outputs of old components and the weight of the penalty, (R,)."""
         if not self.on or task.index == 0:
             return
-        if self.settings.boo_lambda_schedule == "tasks":
+        if self.own.boo_lambda_schedule == "tasks":
             strength = strength * (task.images_before / task.own_images)
         if self._teacher:
             self._teacher.freeze(replicas, "decoder.", **{"lambda": strength})
@@ -71,15 +85,15 @@ class Penalties:
         """Return noise for one latent of each component, stored and encoded anew."""
         if not self.on or tasks_seen < 2:
             return {}
-        count = ROOM * -(-tasks_seen // ROOM) * self.settings.components
-        return {"held": Draw("normal", (3, count, self.settings.latent_dim))}
+        count = ROOM * -(-tasks_seen // ROOM) * self.model.components
+        return {"held": Draw("normal", (3, count, self.model.latent_dim))}
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return lambda . R_enc and lambda . R_dec for one replica."""
         if not batch["state"]:
             return {}
         strength = batch["state"]["lambda"]
-        noise = batch["held"][:, : _mixture(model).rows * self.settings.components]  # drawn for empty rows, too
+        noise = batch["held"][:, : _mixture(model).rows * self.model.components]  # drawn for empty rows, too
         encoder = self.encoder_divergence(model, noise[:2])
         z = self.latents(model, noise[2])
         stored = self._stored(model, batch["state"], z)
@@ -91,7 +105,7 @@ class Penalties:
         before, weights = _old(model)
         stored = DiagonalNormal(before.mean, before.log_variance)
         now = _mixture(model).encoded(model.posterior)
-        side = self.settings.boo_divergence
+        side = self.own.boo_divergence
         if self.reduction != "reference":
             return (self._shares(weights) * stored.divergence(now, side)).sum()
         mixture = DiagonalMixture(before.log_weights, *now)
@@ -120,7 +134,7 @@ class Penalties:
         """Return R_dec at a latent z (C, L) of each component, against the outputs `decoded` (C, D)."""
         _, weights = _old(model)
         # The stored side comes first: forward is KL[stored ‖ now], reverse KL[now ‖ stored].
-        divergence = model.likelihood.divergence(decoded, model.decode(z), self.settings.boo_divergence)
+        divergence = model.likelihood.divergence(decoded, model.decode(z), self.own.boo_divergence)
         shares = self._shares(weights)
         if self.reduction == "reference":
             prior = _mixture(model)

@@ -1,16 +1,17 @@
-"""What each command of the command line takes. Imports neither torch nor anything else that is slow."""
+"""What each command takes beside the settings of a run. Imports neither torch nor anything else that is slow."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from boovae.config import Settings
+from boovae.bench.options import BenchOptions
+from boovae.experiments.options import ReplayOptions, ToyOptions
 
 Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
 
@@ -33,6 +34,11 @@ class Configured(Computes):
     """TOML file with settings; flags win over it."""
     preset: Literal["paper"] | None = None
     """Settings that reproduce the paper's; the file and flags win over it."""
+
+    #: Settings that a command has by itself, unless the file or a flag says otherwise.
+    own_defaults: ClassVar[dict[str, Any]] = {}
+    #: What the help shows only when it is asked for all.
+    advanced: ClassVar[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,7 @@ class Logs(Measures):
 
 
 @dataclass(frozen=True)
-class Train(Configured, Logs, Settings):
+class Train(Configured, Logs):
     """Learn the tasks of a dataset one after another; writes a run folder with a report."""
 
     out: Path | None = None
@@ -71,6 +77,8 @@ class Train(Configured, Logs, Settings):
     """Continue a run that was stopped: if there is one, in any case, or never."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the training step (torch.compile): faster steps after some ten seconds."""
+
+    advanced: ClassVar = frozenset({"features", "json", "detect_tasks", "detect_first", "compile"})
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,10 @@ class Extend(Logs):
 
 
 @dataclass(frozen=True)
-class Tune(Configured, Settings):
+class Tune(Configured):
     """Choose a method's strength on validation data; all candidates train at once, as replicas."""
 
-    defaults: ClassVar[dict[str, Any]] = {"samples": 500}
+    own_defaults: ClassVar = {"samples": 500}
     setting: str | None = None
     """The setting to choose, for example ewc_strength; the method's own if not given."""
     values: tuple[float, ...] | None = None
@@ -180,18 +188,7 @@ class Toy:
 
     out: Path = Path("toy")
     """Folder for toy.png and toy.csv."""
-    target: tuple[Literal["gaussians", "ring"], ...] = ("gaussians", "ring")
-    """What is approximated."""
-    objective: tuple[Literal["literal", "box", "floor", "forward"], ...] = ("literal", "box", "floor", "forward")
-    """How a component is learned."""
-    components: int | None = None
-    """How many components; two for the Gaussians and eight for the ring if not given."""
-    steps: int = 150
-    """Gradient steps per component."""
-    replicas: int = 5
-    """How many seeds at once."""
-    seed: int = 0
-    """Seed of the first replica; the others follow by one."""
+    options: ToyOptions = field(default_factory=ToyOptions)
     device: Device = "auto"
     """Where to compute."""
     json: bool = False
@@ -199,10 +196,10 @@ class Toy:
 
 
 @dataclass(frozen=True)
-class LatentMap(Configured, Settings):
+class LatentMap(Configured):
     """Show prior and aggregated posterior of a plane of latents, for a standard normal and for a method's prior."""
 
-    defaults: ClassVar[dict[str, Any]] = {"latent_dim": 2}
+    own_defaults: ClassVar = {"latent_dim": 2}
     out: Path = Path("latent-map")
     """Folder for latent_map.png and latent_map.csv."""
     compile: Literal["auto", "on", "off"] = "auto"
@@ -214,30 +211,13 @@ class LatentMap(Configured, Settings):
 
 
 @dataclass(frozen=True)
-class Replay(Configured, Settings):
+class Replay(Configured):
     """Teach a classifier tasks one after another while generators stand in for the old images."""
 
-    defaults: ClassVar[dict[str, Any]] = {"classes_per_task": 2}
+    own_defaults: ClassVar = {"classes_per_task": 2}
     out: Path = Path("replay")
     """Folder for replay.png and replay.csv, and for what is kept of the curves: the same command goes on from there."""
-    curve: tuple[Literal["exact", "none", "boo", "method", "scratch"], ...] = (
-        "exact",
-        "none",
-        "boo",
-        "method",
-        "scratch",
-    )
-    """What stands in for the past: all images, nothing, samples of boo, of --method, of a VAE made anew each time."""
-    classifier_epochs: int = 200
-    """Epochs of the classifier per task."""
-    classifier_batch: int = 500
-    """Images per step of the classifier."""
-    dropout: float = 0.2
-    """Share of the classifier's units that are dropped."""
-    reconstruct: bool = True
-    """The classifier also sees current and test images as the generator shows them, so that looks do not tell age."""
-    samples_per_image: int = 100
-    """Importance samples of the classifier that reads p(class | x) off the prior."""
+    options: ReplayOptions = field(default_factory=ReplayOptions)
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the training step (torch.compile): faster steps after some ten seconds."""
     quiet: bool = False
@@ -258,56 +238,12 @@ class Report:
     """Also write the numbers of a run, every seed, task and metric, to this file."""
 
 
-@dataclass(frozen=True)
-class Bench(Computes):
+@dataclass(frozen=True, kw_only=True)
+class Bench(BenchOptions):
     """Run the paper's experiments cell by cell and put the numbers beside the paper's; finished cells are skipped."""
 
     study: tyro.conf.Positional[str]
     """paper (the NLL and diversity tables; of faces, distances), coreset-size or components."""
-    datasets: tuple[str, ...] | None = None
-    """Datasets; those of the study in the paper if not given."""
-    methods: tuple[str, ...] | None = None
-    """Methods; those of the study if not given. A variant of one is NAME=METHOD:setting=value,setting=value."""
-    metrics: tuple[str, ...] | None = None
-    """Of which metrics tables and figures are made: nll, diversity, for faces frechet; the CSV files have all."""
-    features: tuple[str, ...] | None = None
-    """Networks for distances; classifier if not given, and for faces efficientnet-lite0 before it."""
-    tasks: int = 10
-    """Learn only the first N tasks; faces have four."""
-    joint_tasks: tuple[int, ...] | None = None
-    """After how many tasks joint is trained, a run for each; 2 5 10 and --tasks (faces 1 2 3 4) if not given."""
-    replicas: int | None = None
-    """Seeds of each cell, trained at once; 5 if not given."""
-    seed: int = 0
-    """The first seed."""
-    quick: bool = False
-    """A reduced matrix for a few minutes on two cores: the embedded digits, all methods, three seeds, fewer epochs."""
-    config: Path | None = None
-    """TOML file with settings that hold in every cell."""
-    executor: Literal["local", "ray", "slurm"] = "local"
-    """Where cells are computed: processes on this machine, a Ray cluster, or Slurm."""
-    workers: int | None = None
-    """Cells at once; local: one per GPU, or one per core; ray and slurm: all of them, the cluster decides."""
-    gpus: float | None = None
-    """Share of a GPU for each cell, for example 0.25; 1 if not given and there are GPUs."""
-    address: str | None = None
-    """Ray: address of the cluster; one is started on this machine if not given."""
-    partition: str | None = None
-    """Slurm: partition of the jobs."""
-    minutes: int | None = None
-    """Slurm: time limit of a job, 60 if not given; a cell that needs longer is continued by another job."""
-    only_tables: bool = False
-    """Run nothing: write tables and figures of the cells that are finished."""
-    out: Path = Path("runs/bench")
-    """Folder of the cells; all studies can share one."""
-    results: Path | None = None
-    """Folder for tables, figures and the page; results/STUDY (or results/STUDY-quick) if not given."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the training steps (torch.compile)."""
-    quiet: bool = False
-    """Show nothing but the result."""
-    json: bool = False
-    """Print cells, failures, what is missing and findings as JSON."""
 
 
 @dataclass(frozen=True)
@@ -343,11 +279,6 @@ class Datasets:
 @dataclass(frozen=True)
 class Methods:
     """List the continual-learning methods."""
-
-
-def settings_of(arguments: Settings) -> Settings:
-    """Return the settings alone, without what a command takes besides."""
-    return Settings(**{item.name: getattr(arguments, item.name) for item in fields(Settings)})
 
 
 def command_line() -> str:

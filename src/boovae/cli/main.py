@@ -1,301 +1,50 @@
-"""The command line: one function per verb. Nothing heavy is imported before a verb runs: `--help` answers at once."""
+"""The command line: words to a command with its arguments and settings, errors to messages and exit codes."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import argparse
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import tyro
 
 import boovae
-from boovae.cli.arguments import (
-    Bench,
-    Datasets,
-    Eval,
-    Export,
-    Extend,
-    Inspect,
-    LatentMap,
-    Methods,
-    Replay,
-    Report,
-    Sample,
-    Serve,
-    Toy,
-    Train,
-    Tune,
-    command_line,
-    settings_of,
-)
-from boovae.cli.experiment_commands import bench, latent_map, replay, toy
-from boovae.cli.terminal import print_components, print_rows, print_table, spread
-from boovae.config import Settings, folder_name, own_strengths, read_toml, resolve, strength_texts
-from boovae.errors import BoovaeError, InputError, RunError, unknown_name
-
-if TYPE_CHECKING:
-    from boovae.runs.folder import Run
-    from boovae.training.trainer import Trainer
+from boovae.cli import arguments as kinds
+from boovae.cli import commands
+from boovae.config import CORE, Section, Settings
+from boovae.config.section import hints
+from boovae.errors import BoovaeError, InputError, RunError, as_flag, unknown_name
 
 
-def train(arguments: Train) -> None:
-    """Train, resume, evaluate, report."""
-    from boovae.runs.data import load_data
-    from boovae.runs.progress import make_display
-    from boovae.runs.train import train as run_train
+@dataclass(frozen=True)
+class Verb:
+    """A command: what it takes, what it does, and whether it takes the settings of a run as well."""
 
-    settings = settings_of(arguments)
-    if arguments.detect_tasks:
-        from boovae.estimator.detection import detected
-
-        settings = detected(settings, arguments)
-    stream = load_data(settings, arguments.data_dir)
-    out = arguments.out or Path("runs") / folder_name(settings)
-    run_train(
-        settings,
-        stream,
-        out,
-        device=arguments.device,
-        compile=arguments.compile,
-        resume=arguments.resume,
-        metrics=arguments.metric,
-        log=arguments.log,
-        features=arguments.features,
-        data_dir=arguments.data_dir,
-        display=make_display(quiet=arguments.quiet),
-        command=command_line(),
-    )
-    _conclude(out, arguments)
+    kind: Any
+    run: Callable[..., None]
+    settings: bool = False
 
 
-def extend(arguments: Extend) -> None:
-    """Learn one more task, evaluate, report."""
-    from boovae.runs.extend import extend as run_extend
-    from boovae.runs.progress import make_display
-
-    run_extend(
-        arguments.run,
-        arguments.data,
-        name=arguments.name,
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        compile=arguments.compile,
-        metrics=arguments.metric,
-        log=arguments.log,
-        features=arguments.features,
-        display=make_display(quiet=arguments.quiet),
-        command=command_line(),
-    )
-    _conclude(arguments.run, arguments)
-
-
-def tune(arguments: Tune) -> None:
-    """Choose a setting on validation data."""
-    from boovae.replicas.devices import choose_device
-    from boovae.runs.data import load_data
-    from boovae.runs.progress import make_display
-    from boovae.runs.tune import best, edge, read_recipe, search, write_recipe
-
-    settings = settings_of(arguments)
-    read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
-    if settings.replicas != Settings.replicas:
-        print("--replicas has no say in tune: --seeds-each is how many seeds every value has", file=sys.stderr)
-    with closing(make_display(quiet=arguments.json)) as display:
-        trials = search(
-            settings,
-            load_data(settings, arguments.data_dir),
-            arguments.setting,
-            arguments.values,
-            seeds=arguments.seeds_each,
-            device=choose_device(arguments.device),
-            compile=arguments.compile,
-            display=display,
-        )
-    winner = best(trials)
-    if arguments.json:
-        print(json.dumps([dataclasses.asdict(trial) for trial in trials]))
-    else:
-        rows = [(f"{trial.value:g}", spread(trial.nll), "best" if trial is winner else "") for trial in trials]
-        print_rows((winner.setting, "NLL on validation images", ""), rows)
-    if warning := edge(trials, winner):
-        print(warning, file=sys.stderr)
-    if arguments.recipe is not None:
-        write_recipe(arguments.recipe, settings.method, winner)
-
-
-def evaluate(arguments: Eval) -> None:
-    """Measure a model again."""
-    from boovae.metrics.evaluation import evaluate as measure
-    from boovae.metrics.features import check_names
-    from boovae.metrics.judges import Judges, judge
-    from boovae.runs.data import recall
-    from boovae.runs.progress import make_display
-    from boovae.runs.train import load_trainer
-
-    check_names(arguments.features)
-    display = make_display(quiet=arguments.quiet)
-    run, trainer = load_trainer(arguments.run, arguments.device, display)
-    with run:
-        past = recall(run.settings, run.head(), run.events("extend"), arguments.data_dir)
-        tasks = past.tasks[: trainer.tasks_done]
-        if not any(tasks):
-            why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
-            raise InputError(f"no image that {arguments.run} has learned is at hand: {why}")
-        changed = {name: value for name in ("samples", "generated") if (value := getattr(arguments, name)) is not None}
-        trainer.settings = dataclasses.replace(trainer.settings, **changed)
-        if past.missing:
-            display.note(past.explain())
-        judges = Judges()
-        if past.stream is not None:
-            judges = judge(past.stream, trainer, arguments.metric, display.note, arguments.features, arguments.data_dir)
-        history = run.events("evaluation")[: trainer.tasks_done - 1]
-        event = measure(
-            trainer,
-            tasks,
-            judges.classifier,
-            history,
-            metrics=arguments.metric,
-            references=judges.references,
-            progress=display.evaluating,
-        )
-    if arguments.json:
-        print(json.dumps(event))
-    else:
-        print_table([event])
-
-
-def sample(arguments: Sample) -> None:
-    """Draw images."""
-    from boovae.runs.train import SAMPLE_FILES, load_trainer, save_samples
-
-    if arguments.out.suffix not in SAMPLE_FILES:
-        raise InputError(f"--out {arguments.out}: samples become a picture (name it .png) or an array (.npy)")
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
-        if arguments.n < 1:
-            raise InputError(f"--n is {arguments.n}; it must be at least 1")
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
-        save_samples(trainer, arguments.out, task, arguments.n, arguments.replica, arguments.seed)
-    print(arguments.out)
-
-
-def inspect(arguments: Inspect) -> None:
-    """Show the components; drop some if asked to."""
-    from boovae.runs.inspection import components, prune_run, require_components, save_gallery, task_names
-    from boovae.runs.train import load_trainer
-
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
-        require_components(trainer)
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
-        tasks = range(trainer.tasks_done) if task is None else [task]
-        events = [] if arguments.prune is None else prune_run(run, trainer, arguments.prune, tasks)
-        found = [component for component in components(trainer, arguments.replica) if component.task in tasks]
-        names = task_names(run)
-        save_gallery(arguments.out, found, trainer, names)
-    if arguments.json:
-        listed = [component.numbers(names) for component in found]
-        print(json.dumps({"replica": arguments.replica, "components": listed, "pruned": events}))
-    else:
-        print_components(found, names)
-    print(f"gallery: {arguments.out}", file=sys.stderr)
-    if arguments.prune is not None:
-        print(f"pruned: {sum(sum(event['dropped']) for event in events)} components, all replicas", file=sys.stderr)
-    if events:
-        _report(arguments.run, quiet=False)
-
-
-def export(arguments: Export) -> None:
-    """Write the model for elsewhere."""
-    from boovae.runs.export import export as write
-    from boovae.runs.train import load_trainer
-
-    run, trainer = load_trainer(arguments.run, "cpu")
-    with run:
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
-        folder = arguments.out or arguments.run / "export" / arguments.format
-        paths = write(trainer, run.head(), folder, arguments.format, replica=arguments.replica, task=task)
-    for path in paths:
-        print(path)
-
-
-def report(arguments: Report) -> None:
-    """Write the page."""
-    from boovae.report import write_csv, write_report
-
-    if not arguments.runs:
-        raise InputError("name at least one run folder: boovae report RUN")
-    if arguments.csv is not None and len(arguments.runs) > 1:
-        raise InputError("--csv takes the numbers of one run; name one run folder")
-    print(write_report(arguments.runs, arguments.out))
-    if arguments.csv is not None:
-        print(write_csv(arguments.runs[0], arguments.csv))
-
-
-def serve(arguments: Serve) -> None:
-    """Open the page; the run folder is free again once the model is in memory."""
-    from boovae.serve import require_server
-    from boovae.serve import serve as run_server
-
-    require_server()
-    from boovae.runs.train import load_trainer
-    from boovae.serve.play import Player
-
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
-        _chosen(run, trainer, None, arguments.replica)
-        player = Player(run, trainer, arguments.replica, arguments.samples)
-    run_server(player, arguments.host, arguments.port)
-
-
-def datasets(arguments: Datasets) -> None:
-    """List the datasets."""
-    from boovae.data import DATASETS, PATH_FORMS, pack_dataset
-
-    if arguments.pack is not None:
-        print(pack_dataset(arguments.pack, arguments.out, arguments.data_dir))
-        return
-    rows = []
-    for name, info in DATASETS.items():
-        here = str(info.where(arguments.data_dir)) if info.is_present(arguments.data_dir) else "not here"
-        rows.append((name, info.description, info.licence, "embedded" if info.embedded else here))
-    rows += [(name, text, "", "yours") for name, text in PATH_FORMS.items()]
-    print_rows(("dataset", "what", "licence", "on this disk"), rows)
-
-
-def methods(arguments: Methods) -> None:
-    """List the methods."""
-    from boovae.methods import METHODS, import_outside
-
-    import_outside()
-    rows = [
-        (name, f"{method.summary}{''.join(f'; {own}={value:g}' for own, value in method.strengths.items())}")
-        for name, method in METHODS.items()
-    ]
-    print_rows(("method", "what it does"), rows)
-
-
-VERBS: dict[str, tuple[Any, Any]] = {
-    "train": (Train, train),
-    "extend": (Extend, extend),
-    "tune": (Tune, tune),
-    "eval": (Eval, evaluate),
-    "sample": (Sample, sample),
-    "inspect": (Inspect, inspect),
-    "export": (Export, export),
-    "toy": (Toy, toy),
-    "latent-map": (LatentMap, latent_map),
-    "replay": (Replay, replay),
-    "report": (Report, report),
-    "bench": (Bench, bench),
-    "serve": (Serve, serve),
-    "datasets": (Datasets, datasets),
-    "methods": (Methods, methods),
+VERBS: dict[str, Verb] = {
+    "train": Verb(kinds.Train, commands.train, settings=True),
+    "extend": Verb(kinds.Extend, commands.extend),
+    "tune": Verb(kinds.Tune, commands.tune, settings=True),
+    "eval": Verb(kinds.Eval, commands.evaluate),
+    "sample": Verb(kinds.Sample, commands.sample),
+    "inspect": Verb(kinds.Inspect, commands.inspect),
+    "export": Verb(kinds.Export, commands.export),
+    "toy": Verb(kinds.Toy, commands.toy),
+    "latent-map": Verb(kinds.LatentMap, commands.latent_map, settings=True),
+    "replay": Verb(kinds.Replay, commands.replay, settings=True),
+    "report": Verb(kinds.Report, commands.report),
+    "bench": Verb(kinds.Bench, commands.bench),
+    "serve": Verb(kinds.Serve, commands.serve),
+    "datasets": Verb(kinds.Datasets, commands.datasets),
+    "methods": Verb(kinds.Methods, commands.methods),
 }
 
 
@@ -311,13 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         if words[0] not in VERBS:
             raise unknown_name("command", words[0], VERBS)
-        VERBS[words[0]][1](parsed(words[0], words[1:]))
+        VERBS[words[0]].run(*parsed(words[0], words[1:]))
         sys.stdout.flush()
     except BrokenPipeError:  # who reads us has read enough; what Python still holds back goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except BoovaeError as error:
-        print(f"boovae: {error}", file=sys.stderr)
+        print(f"boovae: {error.spelled(as_flag)}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, RunError) else 2) from None
     except KeyboardInterrupt:  # where there is nothing to keep: a run in training ends with a checkpoint, by itself
         print("boovae: stopped", file=sys.stderr)
@@ -326,96 +75,121 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _print_help() -> None:
     print(f"usage: boovae COMMAND [--help] ...\n\n{boovae.__doc__}\n\ncommands:")
-    for verb, (kind, _) in VERBS.items():
-        print(f"  {verb:10} {kind.__doc__}")
+    for name, verb in VERBS.items():
+        print(f"  {name:10} {verb.kind.__doc__}")
 
 
-def parsed(verb: str, words: list[str]) -> Any:
-    """Return what the words after a verb say; defaults of settings come from the file, the preset and the recipes."""
-    kind, default = VERBS[verb][0], None
-    if kind is Tune and words and not words[0].startswith("-"):
+# --- from words to arguments and settings ---------------------------------------------------------------------------
+
+
+def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
+    """Return what a verb's function takes: its arguments and, if it has any, the settings of a run."""
+    verb = VERBS[name]
+    if name == "tune" and words and not words[0].startswith("-"):
         words = ["--method", *words]  # boovae tune METHOD
-    if issubclass(kind, Settings):
-        config, preset = _value_of("--config", words), _value_of("--preset", words)
-        given: dict[str, Any] = {name: _value_of(f"--{name}", words) for name in ("dataset", "method")}
-        own = getattr(kind, "defaults", {})  # what this command has by itself, unless the file says otherwise
-        named = read_toml(Path(config)) if config else {}
-        given |= {name: value for name, value in own.items() if name not in named}
-        settings = resolve(given, Path(config) if config else None, preset)
-        default = kind(**dataclasses.asdict(settings))
-    asked = tyro.cli(kind, prog=f"boovae {verb}", args=words, default=default)
-    if default is not None and default.strengths:  # a flag replaces what it names, not all that the file has
-        both = {**own_strengths(default.strengths), **own_strengths(asked.strengths)}
-        asked = dataclasses.replace(asked, strengths=strength_texts(both))
-    return asked
+    if not verb.settings:
+        return (tyro.cli(_flat_names(verb.kind), prog=f"boovae {name}", args=words),)
+    first = _first_look(words)
+    helped = first.help or first.help_all
+    if helped and first.method is None and not first.help_all:  # without the methods, which import torch
+        return _asked(name, verb.kind, ["--help"], Settings(), [], hide=True)
+    from boovae.config.resolve import read_settings
+    from boovae.methods import REGISTRY, from_mapping, resolve
+
+    given = {"dataset": first.dataset, "method": first.method}
+    named = read_settings(first.config) if first.config else {}
+    given |= {key: value for key, value in verb.kind.own_defaults.items() if key not in named}
+    settings = resolve(given, first.config, first.preset)
+    sections = list(REGISTRY.sections(settings.method))
+    _refuse_other_flags(words, settings, sections)
+    if first.help_all:
+        words = ["--help"]
+        sections = list(
+            dict.fromkeys(
+                kind for method in sorted(set(REGISTRY.owners().values())) for kind in REGISTRY.sections(method)
+            )
+        )
+    arguments, flat = _asked(name, verb.kind, words, settings, sections, hide=helped and not first.help_all)
+    return arguments, from_mapping(flat)
 
 
-def _value_of(name: str, words: list[str]) -> str | None:
-    """Return the last value given for a flag, as `--flag value` or `--flag=value`."""
-    value = None
-    for word, following in zip(words, [*words[1:], None], strict=False):
-        if word == name:
-            value = following
-        elif word.startswith(f"{name}="):
-            value = word.partition("=")[2]
-    return value
-
-
-def _chosen(run: Run, trainer: Trainer, task: str | None, replica: int) -> int | None:
-    """Return the number of the task that is meant; refuse a task or a replica that the run does not have."""
-    from boovae.runs.inspection import task_names
-
-    if not 0 <= replica < len(trainer.replicas):
-        raise InputError(f"--replica is {replica}; this run has replicas 0 to {len(trainer.replicas) - 1}")
-    if task is None:
-        return None
-    names = {number: name for number, name in task_names(run).items() if number < trainer.tasks_done}
-    found = [number for number, name in names.items() if task in (str(number), name)]
-    if not found:
-        listed = ", ".join(f"{number} “{name}”" for number, name in names.items())
-        raise InputError(f"--task is {task}; this run has learned tasks 0 to {trainer.tasks_done - 1}: {listed}")
-    return int(task) if task.isdecimal() and int(task) in found else found[-1]
-
-
-def _conclude(folder: Path, arguments: Train | Extend) -> None:
-    """Print what a run has come to, and write its report."""
-    evaluations = _events(folder)
+def _first_look(words: list[str]) -> argparse.Namespace:
+    """Return what decides the defaults of all other settings."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--dataset", "--method", "--preset"):
+        parser.add_argument(flag)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--help-all", action="store_true")
+    parser.exit_on_error = False
     try:
-        if arguments.json:
-            print(json.dumps(evaluations[-1]), flush=True)
-        else:
-            print_table(evaluations)
-        if not arguments.quiet:
-            _warn(folder)
-    finally:  # whether or not anybody reads the numbers
-        _report(folder, quiet=arguments.quiet)
+        return parser.parse_known_args(words)[0]
+    except argparse.ArgumentError as error:
+        raise InputError(f"{error.argument_name} has no value") from None
 
 
-def _warn(folder: Path) -> None:
-    """Say what to know before reading the numbers, and what helps."""
-    from boovae.report.read import read_run
-    from boovae.runs.warnings import sentinels
+def _refuse_other_flags(words: Sequence[str], settings: Settings, sections: Sequence[type[Section]]) -> None:
+    """Refuse flags of methods other than the one that is trained, and one that is gone."""
+    from boovae.methods import REGISTRY
 
-    for sentinel in sentinels(read_run(folder)):
-        print(f"warning: {sentinel.text}", file=sys.stderr)
+    owners = REGISTRY.owners()
+    read = {item.name for kind in sections for item in fields(kind)}
+    for word in words:
+        flag = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        if word.startswith("--") and flag == "strengths":
+            raise InputError(
+                "{strengths} is gone: a setting of a method is a flag of its own, for example {ewc_strength=3}"
+            )
+        if word.startswith("--") and flag in owners.keys() - read:
+            raise InputError(
+                f"{{{flag}}} is a setting of method '{owners[flag]}', and '{settings.method}' does not read it; "
+                "leave it out"
+            )
 
 
-def _report(folder: Path, *, quiet: bool) -> None:
-    from boovae.report import write_report
+def _asked(
+    name: str, kind: Any, words: list[str], settings: Settings, sections: Sequence[type[Section]], *, hide: bool
+) -> tuple[Any, dict[str, Any]]:
+    """Return a command's own arguments, and all settings by name, from its words; `settings` are the defaults."""
+    parts: dict[str, tuple[Any, Any]] = {"output": (kind, kind())}
+    parts |= {section: (of, getattr(settings, section)) for section, of in CORE.items()}
+    parts |= {of.__name__.removesuffix("Settings").lower(): (of, settings.of(of)) for of in sections}
+    columns: list[Any] = [("method", Annotated[str, _METHOD], settings.method)]
+    for part, (of, default) in parts.items():
+        shown = _unchecked(of, hide=hide)
+        columns.append((part, shown, field(default=shown(**_values(default)))))
+    whole = make_dataclass(kind.__name__, columns, frozen=True)
+    whole.__doc__ = kind.__doc__
+    found: Any = tyro.cli(_flat_names(whole), prog=f"boovae {name}", args=words)
+    flat = {"method": found.method}
+    for part in parts.keys() - {"output"}:
+        flat |= asdict(getattr(found, part))
+    return found.output, flat
 
-    try:
-        said = f"report: {write_report([folder])}"
-    except ModuleNotFoundError as error:  # the run is whole; a machine that trains may lack what pages are made with
-        quiet, said = False, f"no report: {error.name} is not installed here; elsewhere: boovae report {folder}"
-    if not quiet:
-        print(said, file=sys.stderr)
+
+def _flat_names(kind: Any) -> Any:
+    """Return a type whose nested fields are flags by their own names."""
+    return Annotated[kind, tyro.conf.OmitArgPrefixes]
 
 
-def _events(folder: Path) -> list[dict[str, Any]]:
-    from boovae.runs.folder import Run
+_METHOD = tyro.conf.arg(help="Continual-learning method; a+b combines two (see `boovae methods`).")
 
-    with Run.open(folder) as run:
-        return run.events("evaluation")
+
+def _values(instance: Any) -> dict[str, Any]:
+    return {item.name: getattr(instance, item.name) for item in fields(instance)}
+
+
+def _unchecked(kind: Any, *, hide: bool) -> Any:
+    """Return a dataclass that checks nothing, so that we word what is wrong; perhaps without its advanced fields."""
+    hidden = [
+        (item.name, Annotated[hints(kind)[item.name], tyro.conf.Suppress], item)
+        for item in fields(kind)
+        if hide and item.name in kind.advanced
+    ]
+    nothing = {"__post_init__": lambda self: None}
+    made = make_dataclass(kind.__name__, hidden, bases=(kind,), namespace=nothing, frozen=True)
+    made.__doc__ = kind.__doc__ if issubclass(kind, Section) else "What is measured and written, and where it computes."
+    return made
 
 
 if __name__ == "__main__":

@@ -1,31 +1,31 @@
 """Settings: what there is to set, who wins, and what the data suggest. Imports neither torch nor tyro."""
 
+from boovae.config.section import Section
 from boovae.config.settings import (
+    CORE,
+    CORE_NAMES,
     SMALLEST_BATCH,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
     Settings,
+    TrainingSettings,
     fitted_batch,
-    flag,
     folder_name,
-    from_mapping,
-    own_strengths,
-    read_toml,
-    resolve,
-    strength_texts,
     to_toml,
-    toml_value,
 )
 
 __all__ = [
+    "CORE",
+    "CORE_NAMES",
     "SMALLEST_BATCH",
+    "DataSettings",
+    "EvaluationSettings",
+    "ModelSettings",
+    "Section",
     "Settings",
+    "TrainingSettings",
     "fitted_batch",
-    "flag",
     "folder_name",
-    "from_mapping",
-    "own_strengths",
-    "read_toml",
-    "resolve",
-    "strength_texts",
     "to_toml",
-    "toml_value",
 ]

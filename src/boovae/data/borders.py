@@ -28,7 +28,7 @@ def recut(stream: Stream, borders: Sequence[int]) -> Stream:
     ends = [0, *borders, total]
     if any(later <= earlier for earlier, later in itertools.pairwise(ends)):
         raise InputError(
-            f"--borders is {list(borders)}; they must rise and lie between 1 and {total - 1}: "
+            f"{{borders}} is {list(borders)}; they must rise and lie between 1 and {total - 1}: "
             f"there are {total} training images"
         )
     pieces = {name: _pieces(stream, name, ends) for name in SPLITS}
@@ -37,7 +37,7 @@ def recut(stream: Stream, borders: Sequence[int]) -> Stream:
         parts = {name: pieces[name][index] for name in SPLITS}
         for name, part in parts.items():
             if not len(part.images):
-                raise InputError(f"--borders: task {index + 1} would have no {name} image; leave a border out")
+                raise InputError(f"{{borders}}: task {index + 1} would have no {name} image; leave a border out")
         labels = torch.cat([part.labels for part in parts.values()])
         tasks.append(Task(str(index + 1), **parts, classes=tuple(labels.unique().tolist())))
     record = {**stream.split_record, "borders": list(borders), **sizes_record(tasks)}

@@ -81,7 +81,7 @@ def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
         raise InputError(
             f"dataset 'celeba' is not on this disk, and its terms do not allow a download without asking.\n"
             f"Get it from its authors and put {ATTRIBUTES[0]}, {PARTITION[0]} and {PICTURES[0]}/ into {place},\n"
-            f"or a prepared celeba_{side}.npz (docs/celeba.md); or name the folder that holds celeba/ with --data-dir."
+            f"or a prepared celeba_{side}.npz (docs/celeba.md); or name the folder with celeba/ in it ({{data_dir}})."
         )
     layout = Layout(*(_present(folder, names) for names in (ATTRIBUTES, PARTITION, PICTURES)))
     chosen = select(layout)

@@ -68,7 +68,7 @@ def get_file(
     ``mirrors`` are addresses of folders that hold the file; ``remedy`` ends the error when there is no way.
     """
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
-        raise InputError(f"--data-dir {data_dir}: no such folder; it should hold {dataset}/{file.name}")
+        raise InputError(f"{{data_dir}} {data_dir}: no such folder; it should hold {dataset}/{file.name}")
     path = find_file(dataset, file, data_dir)
     if path is not None:
         return path

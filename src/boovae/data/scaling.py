@@ -169,7 +169,7 @@ def told_from_batches(data: object) -> Iterator[None]:
         yield
     except InputError as error:
         if isinstance(data, (list, tuple)):
-            raise InputError(f"{error}; a list is one array, a list of batches is iter(X)") from error
+            raise InputError(f"{error.text}; a list is one array, a list of batches is iter(X)") from error
         raise
 
 

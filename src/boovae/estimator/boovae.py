@@ -28,7 +28,7 @@ from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.estimator.borderless import Borderless
 from boovae.estimator.detection import Trial
-from boovae.estimator.parameters import at_least_one, check_parameters, check_same_model, python_names, task_settings
+from boovae.estimator.parameters import at_least_one, check_parameters, check_same_model, task_settings
 from boovae.metrics.evaluation import generate
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.model.vae import VAE
@@ -159,10 +159,9 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
     def _learn(self, data: Data) -> BooVAE:
         """Learn data as one task."""
         first = not self.__sklearn_is_fitted__()
-        with python_names():
-            self._check(self.get_params(deep=False))
-            rows, scaling = self._task_rows(data, first=first)
-        return self._learn_rows(rows, scaling, self._seed() if first else self.trainer_.settings.seed)
+        self._check(self.get_params(deep=False))
+        rows, scaling = self._task_rows(data, first=first)
+        return self._learn_rows(rows, scaling, self._seed() if first else self.trainer_.settings.training.seed)
 
     def _learn_rows(self, rows: Rows, scaling: Scaling, seed: int) -> BooVAE:
         """Learn scaled rows (n, D), which may be changed, as a task."""
@@ -170,10 +169,10 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         index = 0 if first else self.trainer_.tasks_done
         train, valid = features.divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
-        with python_names(), closing(make_display(quiet=not self.verbose)) as display:
+        with closing(make_display(quiet=not self.verbose)) as display:
             trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
             watcher = Watcher(display)
-            display.task(index, index + 1, task.name, trainer.settings.epochs)
+            display.task(index, index + 1, task.name, trainer.settings.training.epochs)
             trainer.learn(task, watcher)
         if trainer.frozen.any():
             warnings.warn(
@@ -332,7 +331,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         """Return the mean images of latents X (n, latent_dim)."""
         self._check_learned()
         latents = check_array(as_numpy(X, "X"), dtype=np.float32, input_name="X")
-        if latents.shape[1] != (wanted := self.trainer_.settings.latent_dim):
+        if latents.shape[1] != (wanted := self.trainer_.settings.model.latent_dim):
             raise InputError(f"X has {latents.shape[1]} latent dimensions, but the model has {wanted}")
         return self._images(self._mapped(VAE.images, torch.tensor(latents, device=self.trainer_.device), task))
 
@@ -398,7 +397,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
 
     @property
     def _n_features_out(self) -> int:
-        return int(self.trainer_.settings.latent_dim)
+        return int(self.trainer_.settings.model.latent_dim)
 
     # --- scikit-learn's questions ------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from boovae.data import scaling as features
 from boovae.data.scaling import Rows, Scaling
 from boovae.errors import InputError
 from boovae.estimator.detection import Score, TaskFinder, Trial
-from boovae.estimator.parameters import python_names
 from boovae.estimator.persistence import Portable
 from boovae.training.trainer import Trainer
 
@@ -155,9 +154,8 @@ class Borderless(Portable):
 
     def _feed(self, data: Any) -> Self:
         """Take images of a stream, and learn the tasks that have ended."""
-        with python_names():
-            self._check(self.get_params(deep=False))
-            waiting, begun = self._state(), "trainer_" in vars(self) or "_waiting" in vars(self)
+        self._check(self.get_params(deep=False))
+        waiting, begun = self._state(), "trainer_" in vars(self) or "_waiting" in vars(self)
         waiting.finder.trial = lambda images: self._trial(images, waiting)
         batches = self._read_batches(data, first=not begun) if features.is_batches(data) else None
         for rows in batches or [self._read(data, first=not begun)]:
@@ -175,7 +173,7 @@ class Borderless(Portable):
             waiting.finder.first, waiting.finder.most = finder.first, finder.most
             return waiting
         if "trainer_" in vars(self):
-            return Waiting(self.trainer_.settings.seed, finder, self.scaling_)
+            return Waiting(self.trainer_.settings.training.seed, finder, self.scaling_)
         return Waiting(self._seed(), finder)
 
     def _trial(self, images: Tensor, waiting: Waiting) -> Score:

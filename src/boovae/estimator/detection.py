@@ -18,15 +18,17 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from boovae.config import from_mapping, read_toml
+from boovae.config.resolve import read_toml
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
+from boovae.methods import from_mapping
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device
 from boovae.replicas.randomness import Draw, Generators
@@ -36,7 +38,6 @@ from boovae.training.trainer import Trainer
 from boovae.training.transfer import carry
 
 if TYPE_CHECKING:
-    from boovae.cli.arguments import Train
     from boovae.config import Settings
     from boovae.data import Stream
     from boovae.runs.progress import Display
@@ -119,9 +120,9 @@ class TaskFinder:
     def __init__(self, trial: Callable[[Tensor], Score], first: int = FIRST, most: int | None = None) -> None:
         """Where `most` images have come without a change they are a task, so that no more ever wait."""
         if first < 8:
-            raise InputError(f"first (--detect-first) is {first}; a trial needs at least 8 images")
+            raise InputError(f"first ({{detect_first}}) is {first}; a trial needs at least 8 images")
         if most is not None and most < first:
-            raise InputError(f"most (--detect-most) is {most}; it must be at least --detect-first, {first}")
+            raise InputError(f"most ({{detect_most}}) is {most}; it must be at least {{detect_first}}, {first}")
         self.trial, self.first, self.most = trial, first, most
         self._images: list[Tensor] = []  # of the task that has not ended
         self._learned = 0  # of them by the trial: `first` and `most` may change while a task goes on
@@ -223,9 +224,9 @@ class Trial:
 
 def shortened(settings: Settings, images: int) -> Settings:
     """Return the settings with fewer epochs, and batches small enough for some steps on so few images."""
-    least = 2 if settings.normalisation == "batch" else 1
-    batch = max(least, min(settings.batch_size, images // STEPS))
-    return replace(settings, epochs=min(settings.epochs, EPOCHS), batch_size=batch, schedule="cosine")
+    least = 2 if settings.model.normalisation == "batch" else 1
+    batch = max(least, min(settings.training.batch_size, images // STEPS))
+    return settings.changed(epochs=min(settings.training.epochs, EPOCHS), batch_size=batch, schedule="cosine")
 
 
 def make_task(images: Tensor, name: str) -> Task:
@@ -241,7 +242,7 @@ def make_task(images: Tensor, name: str) -> Task:
 def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
     """Return ELBO and −KL of images (n, D) under the newest task's part of the prior, (R, n, 2), from some latents."""
     replicas, task = trainer.replicas, trainer.tasks_done - 1
-    draw = Draw("normal", (LATENTS, trainer.settings.latent_dim))
+    draw = Draw("normal", (LATENTS, trainer.settings.model.latent_dim))
     noise = Generators(replicas.seeds, replicas.device).draw(draw, "elbo")
 
     def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
@@ -257,27 +258,35 @@ def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
     return torch.cat([replicas.map(one, part.expand(len(replicas), -1, -1), noise) for part in parts], 1)
 
 
-def detected(settings: Settings, arguments: Train) -> Settings:
-    """Return the settings of a run with the borders that are found in its stream, or were when it began."""
-    if settings.borders is not None:
-        raise InputError("--borders and --detect-tasks: give the borders, or let them be found")
-    begun = arguments.out / "config.toml" if arguments.out else None
-    if begun is not None and begun.is_file() and arguments.resume != "never":
-        found = from_mapping(read_toml(begun)).borders
+def detected(
+    settings: Settings,
+    resumed: Path | None,
+    *,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    first: int = FIRST,
+    quiet: bool = False,
+) -> Settings:
+    """Return the settings of a run with the borders found in its stream, or those of the run folder to be resumed."""
+    if settings.data.borders is not None:
+        raise InputError("{borders} and {detect_tasks}: give the borders, or let them be found")
+    begun = resumed / "config.toml" if resumed else None
+    if begun is not None and begun.is_file():
+        found = from_mapping(read_toml(begun)).data.borders
         if found is None:
             raise InputError(
-                f"{arguments.out} holds a run that knew its tasks: leave out --detect-tasks, or change --out"
+                f"{resumed} holds a run that knew its tasks: leave out {{detect_tasks}}, or change {{out}}"
             )
-        return replace(settings, borders=found)
-    device, stream = choose_device(arguments.device), load_data(settings, arguments.data_dir)
-    with closing(make_display(quiet=arguments.quiet)) as display:
-        borders = find_borders(settings, stream, device, display, first=arguments.detect_first)
+        return settings.changed(borders=found)
+    stream = load_data(settings, data_dir)
+    with closing(make_display(quiet=quiet)) as display:
+        borders = find_borders(settings, stream, choose_device(device), display, first=first)
         display.note(f"{len(borders)} borders found; now the tasks between them are learned")
-    if settings.tasks is not None and len(borders) + 1 < settings.tasks:
+    if settings.data.tasks is not None and len(borders) + 1 < settings.data.tasks:
         raise InputError(
-            f"--tasks is {settings.tasks}, but {len(borders) + 1} were found in the stream; leave it out to learn those"
+            f"{{tasks}} is {settings.data.tasks}, but the stream has {len(borders) + 1}; leave it out to learn those"
         )
-    return replace(settings, borders=tuple(borders))
+    return settings.changed(borders=tuple(borders))
 
 
 def find_borders(
@@ -295,10 +304,10 @@ def find_borders(
         for images in finder.feed(batch):
             borders.append(borders[-1] + len(images))
             display.note(f"task {len(borders) - 1} ended after {len(images)} images, at {borders[-1]}")
-            if len(borders) - 1 == settings.tasks:
+            if len(borders) - 1 == settings.data.tasks:
                 return borders[1:]
             trial.trainer = trial.learner(len(images))
             task = make_task(images, f"images {borders[-2]} to {borders[-1] - 1}")
-            display.task(len(borders) - 2, None, task.name, trial.trainer.settings.epochs)
+            display.task(len(borders) - 2, None, task.name, trial.trainer.settings.training.epochs)
             trial.trainer.learn(task, Watch(display))
     return borders[1:]

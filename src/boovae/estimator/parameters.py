@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import numbers
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
 import numpy as np
 
-from boovae.config import Settings, fitted_batch, from_mapping
-from boovae.config.presets import OWN_DATA
+from boovae.config import Settings, fitted_batch
+from boovae.config.resolve import recipe, refuse_foreign
 from boovae.errors import InputError, unknown_name
+from boovae.methods import REGISTRY, from_mapping
 
 #: Settings that are parameters of the estimator.
 OWN = ("latent_dim", "components", "method", "net", "epochs", "batch_size", "learning_rate", "likelihood", "samples")
@@ -63,7 +62,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
 def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, grey: bool, seed: int) -> Settings:
     """Return the settings of a task of so many training images; `parameters` are the estimator's.
 
-    >>> task_settings({}, images=150, features=64, grey=True, seed=0).net
+    >>> task_settings({}, images=150, features=64, grey=True, seed=0).model.net
     'mlp:128'
     """
     others = dict(parameters.get("settings") or {})
@@ -78,7 +77,7 @@ def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, 
                 "hand in pixels as uint8 or in [0, 1]"
             )
     small = images < SMALL
-    batch_size = fitted_batch(images, Settings.batch_size, OWN_DATA["epoch_steps"])
+    batch_size = fitted_batch(images, Settings().training.batch_size, recipe("own_data")["epoch_steps"])
     open_values = {
         "latent_dim": min(max(features // 6, 2), 40),
         "net": "mlp:128" if features <= 256 else "mlp:300",
@@ -93,6 +92,7 @@ def task_settings(parameters: Mapping[str, Any], images: int, features: int, *, 
     if given["likelihood"] in (None, "auto"):
         given["likelihood"] = "bernoulli" if grey else "normal"
     chosen = {name: value for name, value in given.items() if value is not None}
+    refuse_foreign(others, str(given["method"] or Settings.method), REGISTRY)
     return from_mapping(open_values | chosen | {"dataset": "arrays", "seed": seed})
 
 
@@ -110,21 +110,10 @@ def at_least_one(name: str, value: Any) -> int:
 
 def check_same_model(before: Settings, now: Settings) -> None:
     """Refuse to change what the model is made of between two tasks."""
+    old, new = before.flat(), now.flat()
     for name in FIXED:
-        if getattr(before, name) != getattr(now, name):
+        if old.get(name) != new.get(name):
             raise InputError(
-                f"{name} was {getattr(before, name)!r} when this model began and is {getattr(now, name)!r} now; "
+                f"{name} was {old.get(name)!r} when this model began and is {new.get(name)!r} now; "
                 "it cannot change between tasks: set it back, or call fit to start anew"
             )
-
-
-@contextmanager
-def python_names() -> Iterator[None]:
-    """Let errors speak of parameters, not of flags: --batch-size is batch_size here, except in `commands`."""
-    try:
-        yield
-    except InputError as error:
-        parts = re.split(r"(`[^`]*`)", str(error))
-        named = [re.sub(r"--([a-z][a-z-]+)", lambda match: match[1].replace("-", "_"), part) for part in parts[::2]]
-        parts[::2] = named
-        raise InputError("".join(parts)) from error

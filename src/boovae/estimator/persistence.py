@@ -5,7 +5,6 @@ from __future__ import annotations
 import numbers
 import shutil
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from boovae.config import Settings
 from boovae.data.scaling import Scaling
 from boovae.errors import InputError, RunError
-from boovae.estimator.parameters import FOREIGN, OWN, plain, python_names
+from boovae.estimator.parameters import FOREIGN, OWN, plain
 from boovae.replicas.devices import choose_device, environment
 from boovae.runs.folder import Run
 from boovae.runs.train import load_trainer, run_event
@@ -45,8 +44,7 @@ class Portable(BaseEstimator):  # type: ignore[misc]
 
     def to(self, device: str | torch.device) -> Self:
         """Move the model to another device, where it also learns from now on."""
-        with python_names():
-            chosen = choose_device(str(device))
+        chosen = choose_device(str(device))
         self.device = str(device)
         if hasattr(self, "trainer_"):
             self.trainer_ = rebuilt(self.trainer_, chosen)
@@ -61,8 +59,7 @@ class Portable(BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
         """Return the model that `save`, or `boovae train --replicas 1`, has written to a folder."""
-        with python_names():
-            model: Self = load_model(cls, Path(folder), device)
+        model: Self = load_model(cls, Path(folder), device)
         return model
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +117,7 @@ def _record(model: Any) -> dict[str, Any]:
     """Return what the estimator knows beside its trainer, as JSON has it."""
     parameters = model.get_params(deep=False)
     if not isinstance(parameters["random_state"], numbers.Integral | None):
-        parameters["random_state"] = model.trainer_.settings.seed  # a generator has no name
+        parameters["random_state"] = model.trainer_.settings.training.seed  # a generator has no name
     known = {name: plain(value) for name, value in parameters.items()} | {"device": str(model.device)}
     others = {name: plain(value) for name, value in (model.settings or {}).items()}
     scaling = model.scaling_
@@ -163,15 +160,16 @@ def _record_of_run(settings: Settings, head: Event) -> dict[str, Any]:
     """Return what an estimator would have to know to have made this run."""
     if head["pixel_range"] != [0.0, 1.0]:
         raise InputError(f"this run has pixels in {head['pixel_range']}; an estimator takes those in [0, 1]")
+    values, usual = settings.flat(), Settings().flat()
     others = {
-        item.name: getattr(settings, item.name)
-        for item in fields(Settings)
-        if item.name not in (*OWN, *FOREIGN) and getattr(settings, item.name) != getattr(Settings, item.name)
+        name: value
+        for name, value in values.items()
+        if name not in (*OWN, *FOREIGN) and (name not in usual or value != usual[name])
     }
-    own = {name: getattr(settings, name) for name in OWN}
+    own = {name: values[name] for name in OWN}
     colours, *size = head["shape"]
     return {
-        "parameters": own | {"settings": others or None, "random_state": settings.seed},
+        "parameters": own | {"settings": others or None, "random_state": settings.training.seed},
         "image_shape": [*size, colours] if len(size) == 2 else head["shape"],  # colours come last, as in files
         "feature_names": [],
         "grey": True,

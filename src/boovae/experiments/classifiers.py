@@ -156,7 +156,7 @@ def class_scores(trainer: Trainer, images: Tensor, labels_of: Sequence[int], cla
     Importance sampling with the posterior; `labels_of` names the class of each VAE task.
     """
     replicas = trainer.replicas
-    draw = Draw("normal", (samples, trainer.settings.latent_dim))
+    draw = Draw("normal", (samples, trainer.settings.model.latent_dim))
     noise = Generators(replicas.seeds, replicas.device).draw(draw, "classify")
     sizes = torch.tensor(trainer.sizes, dtype=torch.float32, device=images.device)
     log_masses = (sizes / sizes.sum()).log()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.errors import InputError
+from boovae.methods import from_mapping
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiles, environment, matmul_precision
@@ -31,9 +31,10 @@ from boovae.runs.train import planned_tasks
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.figure import Figure
 
-    from boovae.cli.arguments import LatentMap
     from boovae.data import Stream, Task
     from boovae.runs.progress import Display
 
@@ -58,35 +59,54 @@ class Map(NamedTuple):
     prior: Grid  # (POINTS, POINTS): the prior's
 
 
-def run(settings: Settings, arguments: LatentMap, command: str) -> list[dict[str, Any]]:
+def run(
+    settings: Settings,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    compile: str = "auto",
+    quiet: bool = False,
+    command: str = "",
+) -> list[dict[str, Any]]:
     """Learn, draw and measure; write `latent_map.csv` and `latent_map.png`, return the rows."""
     check(settings)
-    device, folder = choose_device(arguments.device), prepared(arguments.out)
-    stream = planned_tasks(load_data(settings, arguments.data_dir), settings)
+    place, folder = choose_device(device), prepared(out)
+    stream = planned_tasks(load_data(settings, data_dir), settings)
     images = sum(len(task.train.images) for task in stream)
-    compiled = compiles(arguments.compile, images, settings, device)
+    compiled = compiles(compile, images, settings, place)
     rows, maps = [], []
-    with closing(make_display(quiet=arguments.quiet)) as display:
-        for found in learned_maps(settings, stream, device, display, compile=compiled):
+    with closing(make_display(quiet=quiet)) as display:
+        for found in learned_maps(settings, stream, place, display, compile=compiled):
             maps.append(found)
             rows += [
-                {"dataset": settings.dataset, "method": found.method, "tasks_seen": found.seen, "seed": seed, "kl": kl}
-                for seed, kl in zip(settings.seeds, found.divergence, strict=True)
+                {
+                    "dataset": settings.data.dataset,
+                    "method": found.method,
+                    "tasks_seen": found.seen,
+                    "seed": seed,
+                    "kl": kl,
+                }
+                for seed, kl in zip(settings.training.seeds, found.divergence, strict=True)
             ]
             # After every map: what is there is whole, whatever happens next.
-            write_table(folder / "latent_map.csv", rows, environment(device, compiled, command))
+            write_table(folder / "latent_map.csv", rows, environment(place, compiled, command))
             save_figure(folder / "latent_map.png", draw(maps))
     return rows
 
 
 def check(settings: Settings) -> None:
     """Refuse settings that cannot be drawn."""
-    if settings.latent_dim != 2:
-        raise InputError(f"--latent-dim is {settings.latent_dim}; a map has 2 dimensions: leave it out or set it to 2")
+    if settings.model.latent_dim != 2:
+        raise InputError(
+            f"{{latent_dim}} is {settings.model.latent_dim}; a map has 2 dimensions: leave it out or set it to 2"
+        )
     if settings.method == "standard":
-        raise InputError("--method standard: the map always shows it; name what to compare it with, for example boo")
+        raise InputError("{method=standard}: the map always shows it; name what to compare it with, for example boo")
     if "multihead" in settings.method.split("+"):
-        raise InputError(f"--method {settings.method}: each task has an encoder of its own, so there is no common map")
+        raise InputError(
+            f"{{method={settings.method}}}: each task has an encoder of its own, so there is no common map"
+        )
 
 
 def learned_maps(
@@ -100,12 +120,12 @@ def learned_maps(
 ) -> Iterator[Map]:
     """Yield a map after every task, first of `standard`, then of the method in the settings."""
     for method in ("standard", settings.method):
-        own = replace(settings, method=method)
+        own = from_mapping({**settings.flat(), "method": method})
         trainer = Trainer(
             own, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device, compile=compile
         )
         for index, task in enumerate(stream):
-            display.task(index, len(stream), f"{method}, {task.name}", own.epochs)
+            display.task(index, len(stream), f"{method}, {task.name}", own.training.epochs)
             trainer.learn(task, Watch(display))
             with matmul_precision(device):
                 found = make_map(trainer, stream[: index + 1], samples)
@@ -143,7 +163,10 @@ def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) ->
 def divergence_to_prior(trainer: Trainer, posterior: DiagonalNormal, samples: int) -> Tensor:
     """Return KL[q̂ ‖ prior] (R,) of posteriors (R, n, L), from samples of q̂."""
     replicas, images = trainer.replicas, posterior.mean.shape[1]
-    draws = {"uniform": Draw("uniform", (samples,)), "normal": Draw("normal", (samples, trainer.settings.latent_dim))}
+    draws = {
+        "uniform": Draw("uniform", (samples,)),
+        "normal": Draw("normal", (samples, trainer.settings.model.latent_dim)),
+    }
     noise = Generators(replicas.seeds, replicas.device).draw_all(draws, "map")
     chosen = (noise["uniform"] * images).long().clamp(max=images - 1).unsqueeze(2)
     z = DiagonalNormal(*(part.take_along_dim(chosen, 1) for part in posterior)).rsample(noise["normal"])

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,7 +31,10 @@ from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
 from boovae.experiments.curve_store import Kept
+from boovae.experiments.options import ReplayOptions
 from boovae.experiments.replay_points import Point, draw, table
+from boovae.methods import from_mapping
+from boovae.methods.boo import BooSettings
 from boovae.metrics.evaluation import generate
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiles, environment
@@ -43,7 +46,8 @@ from boovae.runs.train import planned_tasks
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from boovae.cli.arguments import Replay
+    from pathlib import Path
+
     from boovae.data import Stream, Task
     from boovae.runs.progress import Display
 
@@ -69,11 +73,7 @@ class Experiment:
     classes: Stream  # the same images, one class per task
     device: torch.device
     display: Display
-    epochs: int = 200
-    batch_size: int = 500
-    dropout: float = 0.2
-    reconstruct: bool = True
-    samples: int = 100
+    options: ReplayOptions = field(default_factory=ReplayOptions)
     compile: str = "auto"
 
     @property
@@ -94,7 +94,7 @@ class Experiment:
     def classifiers(self) -> Classifiers:
         """Return fresh classifiers, one per replica."""
         pixels, classes = self.tasks[0].train.images.shape[1], len(self.tasks.class_names)
-        return Classifiers(pixels, classes, self.settings.seeds, self.device, dropout=self.dropout)
+        return Classifiers(pixels, classes, self.settings.training.seeds, self.device, dropout=self.options.dropout)
 
     def generator(self, settings: Settings) -> Trainer:
         """Return a fresh generator."""
@@ -118,9 +118,9 @@ class Experiment:
         """Return everything that decides a curve's numbers, but for the machine."""
         return {
             "curve": curve.name,
-            "seeds": self.settings.seeds,
-            "generator": curve.generator and asdict(curve.generator),
-            "classifier": (self.epochs, self.batch_size, self.dropout, self.reconstruct, self.samples),
+            "seeds": self.settings.training.seeds,
+            "generator": curve.generator and curve.generator.flat(),
+            "classifier": [value for name, value in asdict(self.options).items() if name != "curve"],
             "data": (self.tasks.split_record, self.groups),
         }
 
@@ -147,55 +147,51 @@ class Progress:
         return Point(name, len(groups), by_task, by_class, *self.costs)
 
 
-def run(settings: Settings, arguments: Replay, command: str) -> list[dict[str, Any]]:
+def run(
+    settings: Settings,
+    out: Path,
+    options: ReplayOptions | None = None,
+    *,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    compile: str = "auto",
+    quiet: bool = False,
+    command: str = "",
+) -> list[dict[str, Any]]:
     """Learn all curves; write `replay.csv` and `replay.png` after each of them, return the rows."""
-    _check(settings, arguments)
-    device, folder = choose_device(arguments.device), prepared(arguments.out)
-    display = make_display(quiet=arguments.quiet)
+    options = options or ReplayOptions()
+    _check(settings, options)
+    place, folder = choose_device(device), prepared(out)
+    display = make_display(quiet=quiet)
     experiment = Experiment(
         settings,
-        planned_tasks(load_data(settings, arguments.data_dir), settings),
-        load_data(replace(settings, classes_per_task=1), arguments.data_dir),
-        device,
+        planned_tasks(load_data(settings, data_dir), settings),
+        load_data(settings.changed(classes_per_task=1), data_dir),
+        place,
         display,
-        arguments.classifier_epochs,
-        arguments.classifier_batch,
-        arguments.dropout,
-        arguments.reconstruct,
-        arguments.samples_per_image,
-        arguments.compile,
+        options,
+        compile,
     )
     points: list[Point] = []
     rows: list[dict[str, Any]] = []
     with closing(display):
-        for curve in curves(settings, experiment.tasks, arguments.curve):
+        for curve in curves(settings, experiment.tasks, options.curve):
             points += learned(experiment, curve, Kept(folder / "curves", experiment.key(curve)))
             rows = table(points, settings)
-            write_table(folder / "replay.csv", rows, environment(device, experiment.compiled, command))
+            write_table(folder / "replay.csv", rows, environment(place, experiment.compiled, command))
             save_figure(folder / "replay.png", draw(points))
     return rows
 
 
-def _check(settings: Settings, arguments: Replay) -> None:
+def _check(settings: Settings, options: ReplayOptions) -> None:
     """Refuse what makes no sense before anything is trained."""
-    if settings.classes_per_task < 2:
+    if settings.data.classes_per_task < 2:
         raise InputError(
-            f"--classes-per-task is {settings.classes_per_task}; a classifier needs at least 2 classes per task"
+            f"{{classes_per_task}} is {settings.data.classes_per_task}; a classifier needs at least 2 classes per task"
         )
-    for name, value in (
-        ("--classifier-epochs", arguments.classifier_epochs),
-        ("--classifier-batch", arguments.classifier_batch),
-        ("--samples-per-image", arguments.samples_per_image),
-    ):
-        if value < 1:
-            raise InputError(f"{name} is {value}; it must be a whole number of at least 1")
-    if not 0 <= arguments.dropout < 1:
-        raise InputError(f"--dropout is {arguments.dropout}; it must be a share of at least 0 and under 1")
-    if not arguments.curve:
-        raise InputError("--curve is empty; name at least one, or leave it out for all")
-    if not set(settings.method.split("+")) & {"boo", "boo-flow", "mog"} and "method" in arguments.curve:
+    if not set(settings.method.split("+")) & {"boo", "boo-flow", "mog"} and "method" in options.curve:
         raise InputError(
-            f"--method {settings.method}: its prior has no components per task to label samples by; "
+            f"{{method}} {settings.method}: its prior has no components per task to label samples by; "
             "use one with boo, boo-flow or mog"
         )
 
@@ -209,7 +205,8 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
         found.append(Curve("no replay"))
     generators = []
     if "boo" in wanted:
-        generators.append(replace(settings, method="boo", boo_lambda=settings.boo_lambda or PAPER_LAMBDA))
+        penalties = settings.of(BooSettings).boo_lambda or PAPER_LAMBDA
+        generators.append(from_mapping({**settings.flat(), "method": "boo", "boo_lambda": penalties}))
     if "method" in wanted and not (generators and settings.method == "boo"):  # that curve is there already
         generators.append(settings)
     classes = sum(len(task.classes) for task in tasks)
@@ -217,7 +214,12 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
         found.append(Curve(f"{generator.method}, {classes} VAE tasks", generator, by_class=True))
         found.append(Curve(f"{generator.method}, {len(tasks)} VAE tasks", generator))
     if "scratch" in wanted:
-        found.append(Curve(f"scratch, {len(tasks)} VAE tasks", replace(settings, method="scratch", prior="vamp")))
+        found.append(
+            Curve(
+                f"scratch, {len(tasks)} VAE tasks",
+                from_mapping({**settings.flat(), "method": "scratch", "prior": "vamp"}),
+            )
+        )
     return found
 
 
@@ -280,7 +282,7 @@ def _with_samples(experiment: Experiment, curve: Curve, progress: Progress, inde
     seen = experiment.parts(index + 1)
     began = time.monotonic()
     for part in seen[len(before) :] if curve.by_class else [task]:
-        display.task(index, len(stream), f"{curve.name}: {part.name}", trainer.settings.epochs)
+        display.task(index, len(stream), f"{curve.name}: {part.name}", trainer.settings.training.epochs)
         trainer.learn(part, Watch(display))
         progress.images += trainer.task_steps * trainer.engine.batch_size
     _wait(experiment.device)
@@ -295,13 +297,15 @@ def _with_samples(experiment: Experiment, curve: Curve, progress: Progress, inde
     yield progress.point(curve.name, scores, truth, groups)
     if curve.by_class:
         labels_now = [part.classes[0] for part in seen]
-        scores = class_scores(trainer, test, labels_now, len(stream.class_names), experiment.samples)
+        scores = class_scores(trainer, test, labels_now, len(stream.class_names), experiment.options.samples_per_image)
         yield progress.point(f"{trainer.settings.method}, no replay: p(class | x)", scores, truth, groups)
 
 
 def _learn(experiment: Experiment, progress: Progress, images: Tensor, labels: Tensor, task: Task) -> None:
-    began = time.monotonic()
-    progress.classifiers.learn(images, labels, task.classes, epochs=experiment.epochs, batch_size=experiment.batch_size)
+    began, options = time.monotonic(), experiment.options
+    progress.classifiers.learn(
+        images, labels, task.classes, epochs=options.classifier_epochs, batch_size=options.classifier_batch
+    )
     _wait(experiment.device)
     progress.classifier_seconds += time.monotonic() - began
 
@@ -321,9 +325,9 @@ def _now(experiment: Experiment, trainer: Trainer, task: Task) -> tuple[Tensor, 
     replicas = trainer.replicas
     real = task.train.images.to(experiment.device).expand(len(replicas), -1, -1)
     labels = task.train.labels.to(experiment.device).expand(len(replicas), -1)
-    if not experiment.reconstruct:
+    if not experiment.options.reconstruct:
         return real, labels
-    draw = Draw("normal", (real.shape[1], trainer.settings.latent_dim))
+    draw = Draw("normal", (real.shape[1], trainer.settings.model.latent_dim))
     noise = Generators(replicas.seeds, replicas.device).draw(draw, "reconstruct", trainer.tasks_done)
     return torch.cat([real, _shown(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
 
@@ -345,10 +349,10 @@ def _answers(experiment: Experiment, trainer: Trainer, classifiers: Classifiers,
     With `reconstruct` the classifier has learned both looks of an image, so both are asked: log-probabilities add up.
     """
     scores = classifiers.logits(test).log_softmax(-1)
-    if not experiment.reconstruct:
+    if not experiment.options.reconstruct:
         return scores
     each = test.expand(len(trainer.replicas), -1, -1)
-    still = torch.zeros(*each.shape[:2], trainer.settings.latent_dim, device=test.device)
+    still = torch.zeros(*each.shape[:2], trainer.settings.model.latent_dim, device=test.device)
     return scores + classifiers.logits(_shown(trainer, each, still)).log_softmax(-1)
 
 

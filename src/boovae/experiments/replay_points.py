@@ -32,7 +32,7 @@ def table(points: Sequence[Point], settings: Settings) -> list[dict[str, Any]]:
     """Return one row for every curve, number of tasks seen and seed."""
     return [
         {
-            "dataset": settings.dataset,
+            "dataset": settings.data.dataset,
             "curve": point.curve,
             "tasks_seen": point.seen,
             "seed": seed,
@@ -43,7 +43,7 @@ def table(points: Sequence[Point], settings: Settings) -> list[dict[str, Any]]:
             "classifier_seconds": point.classifier_seconds,
         }
         for point in points
-        for row, seed in enumerate(settings.seeds)
+        for row, seed in enumerate(settings.training.seeds)
     ]
 
 

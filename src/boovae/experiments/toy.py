@@ -24,16 +24,18 @@ from torch.func import vmap
 
 from boovae.boosting.losses import Descent, component_log_probs, em_weights, forward_loss, literal_loss, with_floor
 from boovae.errors import InputError
+from boovae.experiments.options import ToyOptions
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.replicas.devices import choose_device, environment, one_thread
 from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from boovae.cli.arguments import Toy
 
 #: What learns a component, and how it is called in the figure.
 OBJECTIVES = {
@@ -67,26 +69,24 @@ class Fit(NamedTuple):
     reverse: Tensor  # (K, R): KL[mixture ‖ target]
 
 
-def run(arguments: Toy, command: str) -> list[dict[str, Any]]:
+def run(
+    out: Path,
+    options: ToyOptions,
+    *,
+    device: str = "auto",
+    command: str = "",
+) -> list[dict[str, Any]]:
     """Approximate every target by every objective; write `toy.csv` and `toy.png`, return the rows."""
-    for name, given in (("--target", arguments.target), ("--objective", arguments.objective)):
-        if not given:
-            raise InputError(f"{name} is empty; name at least one, or leave it out for all")
-        if len(set(given)) < len(given):
-            raise InputError(f"{name} {' '.join(given)}: name each once")
-    for name, value, least in (("--replicas", arguments.replicas, 1), ("--seed", arguments.seed, 0)):
-        if value < least:
-            raise InputError(f"{name} is {value}; it must be a whole number of at least {least}")
-    device, folder = choose_device(arguments.device), prepared(arguments.out)
-    seeds = range(arguments.seed, arguments.seed + arguments.replicas)
-    with one_thread(when=device.type == "cpu"):
+    place, folder = choose_device(device), prepared(out)
+    seeds = range(options.seed, options.seed + options.replicas)
+    with one_thread(when=place.type == "cpu"):
         fits = [
-            approximate(target, objective, seeds, device, components=arguments.components, steps=arguments.steps)
-            for target in arguments.target
-            for objective in arguments.objective
+            approximate(target, objective, seeds, place, components=options.components, steps=options.steps)
+            for target in options.target
+            for objective in options.objective
         ]
     rows = table(fits, seeds)
-    write_table(folder / "toy.csv", rows, environment(device, False, command))
+    write_table(folder / "toy.csv", rows, environment(place, False, command))
     save_figure(folder / "toy.png", draw(fits))
     return rows
 
@@ -118,9 +118,9 @@ def approximate(
 ) -> Fit:
     """Approximate a target by one component after another, all seeds at once."""
     if components is not None and components < 2:
-        raise InputError(f"--components is {components}; boosting needs at least 2")
+        raise InputError(f"{{components}} is {components}; boosting needs at least 2")
     if steps < 1:
-        raise InputError(f"--steps is {steps}; it must be at least 1")
+        raise InputError(f"{{steps}} is {steps}; it must be at least 1")
     boosting = _Boosting(target_name, objective, seeds, device, steps)
     return boosting.run(TARGETS[target_name] if components is None else components)
 

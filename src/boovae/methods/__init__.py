@@ -1,29 +1,31 @@
 """Continual-learning methods, and the registry that knows them by name."""
 
+from boovae.config.section import Section
 from boovae.methods.base import Combination, Method, TaskImages
 from boovae.methods.registry import (
     METHODS,
+    REGISTRY,
+    from_mapping,
     import_outside,
     is_method,
     make_method,
-    never_read,
     outside_digest,
     register,
-    settings_read,
-    strengths_of,
+    resolve,
 )
 
 __all__ = [
     "METHODS",
+    "REGISTRY",
     "Combination",
     "Method",
+    "Section",
     "TaskImages",
+    "from_mapping",
     "import_outside",
     "is_method",
     "make_method",
-    "never_read",
     "outside_digest",
     "register",
-    "settings_read",
-    "strengths_of",
+    "resolve",
 ]

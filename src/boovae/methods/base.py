@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boovae.config import Settings, own_strengths
+from boovae.config import Settings
+from boovae.config.section import Section, hints
 from boovae.errors import InputError
 from boovae.model.nets import Nets
 from boovae.model.priors import NormalPrior, Prior, VampPrior
@@ -61,14 +62,16 @@ class Method:
     settled_by = 1
     #: Whether the task of an image must be known to score it.
     knows_task = False
+    #: Whether tasks share the prior equally, whatever their numbers of images.
+    equal_masses = False
     #: Whether `track` is called after every step.
     tracks = False
     #: Names (their beginnings) of parameters that belong to one task alone and are frozen with it.
     private: tuple[str, ...] = ()
-    #: Which settings of methods it reads, by the beginnings of their names; None: perhaps any of them.
-    reads: tuple[str, ...] | None = None
-    #: Numbers of its own and their defaults, for methods outside the package, whose settings `Settings` cannot have.
-    strengths: Mapping[str, float] = MappingProxyType({})
+    #: Its settings, each section a frozen dataclass beside the method.
+    sections: tuple[type[Section], ...] = ()
+    #: The strengths that `boovae tune` chooses, the main one first, and the values it tries.
+    search: Mapping[str, tuple[float, ...]] = MappingProxyType({})
     #: Methods it cannot be combined with, and why.
     clashes: Mapping[str, str] = MappingProxyType({})
 
@@ -100,9 +103,7 @@ class Method:
         return torch.tensor([float(value) for value in values], device=replicas.device)
 
     def _number(self, name: str) -> float:
-        if name in self.strengths:
-            return own_strengths(self.settings.strengths).get(name, self.strengths[name])
-        return float(getattr(self.settings, name))
+        return next(float(getattr(self.settings.of(kind), name)) for kind in self.sections if name in hints(kind))
 
     def check(self) -> None:
         """Refuse settings that make no sense in this combination; called once all parts are known."""
@@ -212,13 +213,14 @@ class Combination(Method):
         self.shared_memory = frozenset(f"{part.name}.{name}" for part in parts for name in part.shared_memory)
         self.settled_by = max(part.settled_by for part in parts)
         self.knows_task = any(part.knows_task for part in parts)
+        self.equal_masses = any(part.equal_masses for part in parts)
         self.tracks = any(part.tracks for part in parts)
         self.private = tuple(name for part in parts for name in part.private)
         for part in parts:
             part.private = self.private
             for other, reason in part.clashes.items():
                 if other in self.parts:
-                    raise InputError(f"--method {self.name}: {reason}; leave out '{other}' or '{part.name}'")
+                    raise InputError(f"{{method={self.name}}}: {reason}; leave out '{other}' or '{part.name}'")
             part.check()
 
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
@@ -241,7 +243,7 @@ class Combination(Method):
         priors = {name: part.make_prior(pixels, pixel_range) for name, part in self.parts.items()}
         brought = {name: prior for name, prior in priors.items() if prior is not None}
         if len(brought) > 1:
-            raise InputError(f"--method {self.name}: {' and '.join(brought)} each bring a prior; use one of them")
+            raise InputError(f"{{method={self.name}}}: {' and '.join(brought)} each bring a prior; use one of them")
         return next(iter(brought.values()), None)
 
     def adapt(self, nets: Nets) -> Nets:
@@ -348,9 +350,9 @@ def _part(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
 
 def default_prior(settings: Settings, pixels: int, pixel_range: tuple[float, float]) -> Prior:
     """Return the prior that the settings name."""
-    if settings.prior == "vamp":
-        return VampPrior(settings.components, pixels, pixel_range)
-    return NormalPrior(settings.latent_dim)
+    if settings.model.prior == "vamp":
+        return VampPrior(settings.model.components, pixels, pixel_range)
+    return NormalPrior(settings.model.latent_dim)
 
 
 def merged(task: TaskImages, train: Tensor, valid: Tensor) -> TaskImages:

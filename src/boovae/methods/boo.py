@@ -18,21 +18,39 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting.fit import Minorisation
+from boovae.boosting.fit import FitSettings, Minorisation, last_fit
 from boovae.boosting.losses import dropped, merged
-from boovae.boosting.penalties import Penalties
+from boovae.boosting.penalties import Penalties, PenaltySettings
 from boovae.config import Settings
+from boovae.config.section import NotNegative, Section
 from boovae.methods.base import TaskImages
-from boovae.methods.mixture import MixtureMethod
+from boovae.methods.mixture import MixtureMethod, MixtureSettings
 from boovae.model.priors import Prior
 from boovae.model.priors.boosted import EMPTY, BoostedPrior
 from boovae.replicas.stacked import Replicas
+
+
+@dataclass(frozen=True)
+class BooSettings(Section):
+    """The boosted prior: its first component, its memory and its penalties."""
+
+    boo_first: Literal["mean", "learned"] = "mean"
+    """One after another: the first component of a task is the mean image, or learned like the others."""
+    boo_reencode: bool = False
+    """Encode components of finished tasks again, instead of taking their stored Gaussians."""
+    boo_lambda: NotNegative = 0.0
+    """Weight of the paper's penalties R_enc and R_dec."""
+    boo_reduction: Literal["reference", "sum", "mean"] = "reference"
+    """How the penalties add up over components (docs/methods/boo.md)."""
 
 
 class Boo(MixtureMethod):
@@ -41,7 +59,8 @@ class Boo(MixtureMethod):
     name = "boo"
     strength_name = "boo_lambda"
     summary = "a prior of a few learned images per task, fitted to the aggregated posterior"
-    reads: tuple[str, ...] | None = ("boo_",)
+    sections: tuple[type[Section], ...] = (BooSettings, FitSettings, MixtureSettings, PenaltySettings)
+    search: Mapping[str, tuple[float, ...]] = MappingProxyType({"boo_lambda": (0.1, 0.3, 1.0, 3.0, 10.0)})
 
     #: What learns the components, and what makes the prior.
     minorises: type[Minorisation] = Minorisation
@@ -49,17 +68,19 @@ class Boo(MixtureMethod):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.greedy = settings.boo_objective != "corrective"
-        self.first_eligible = 2 * settings.components if self.greedy else settings.boo_until
-        self.penalties = Penalties(settings, on=settings.boo_lambda > 0)
+        self.own, self.fitting = settings.of(BooSettings), settings.of(FitSettings)
+        self.reencodes = self.own.boo_reencode
+        self.greedy = self.fitting.boo_objective != "corrective"
+        self.first_eligible = 2 * settings.model.components if self.greedy else self.mixture.boo_until
+        self.penalties = Penalties(settings, on=self.own.boo_lambda > 0, reduction=self.own.boo_reduction)
         self.settled_by = 2 if self.penalties.on else 1
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a prior with room for the tasks seen."""
         settings = self.settings
         self.minorisation = self.minorises(settings, pixel_range)
-        sizes = self.tasks_seen, settings.components, pixels, settings.latent_dim
-        return self.prior_of(*sizes, elbo=settings.boo_elbo, reencode=settings.boo_reencode)
+        sizes = self.tasks_seen, settings.model.components, pixels, settings.model.latent_dim
+        return self.prior_of(*sizes, elbo=self.mixture.boo_elbo, reencode=self.own.boo_reencode)
 
     # --- the life of a task -------------------------------------------------------------------------------------
 
@@ -69,7 +90,7 @@ class Boo(MixtureMethod):
         buffers = replicas.buffers
         if not self.greedy:
             self._fit(replicas, task, epoch=0)
-        elif self.settings.boo_first == "mean":
+        elif self.own.boo_first == "mean":
             images = self.minorisation.codes(replicas, task, ("boo", task.index, "first"))[0]
             buffers["prior.live_inputs"][:, 0] = images.mean(1)
             buffers["prior.live_log_weights"][:, 0] = 0.0
@@ -82,9 +103,9 @@ class Boo(MixtureMethod):
         if not self.greedy:
             if self.fits_after(epoch):
                 self._fit(replicas, task, done)
-        elif done < self.settings.components:
+        elif done < self.settings.model.components:
             self._grow(replicas, task, done)
-        elif done == 2 * self.settings.components and self.settings.boo_prune > 0:
+        elif done == 2 * self.settings.model.components and self.fitting.boo_prune > 0:
             self.minorisation.step_back(replicas, task)
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
@@ -95,7 +116,7 @@ class Boo(MixtureMethod):
             before = buffers["prior.live_log_weights"].clone()
             log_weights = vmap(merged)(parts, before)
             twins = (log_weights <= EMPTY / 2) & (before > EMPTY / 2)
-            log_weights = vmap(functools.partial(dropped, threshold=self.settings.boo_prune))(log_weights)
+            log_weights = vmap(functools.partial(dropped, threshold=self.fitting.boo_prune))(log_weights)
         row = {
             "pseudo_inputs": buffers["prior.live_inputs"],
             "mean": parts.mean,
@@ -107,7 +128,8 @@ class Boo(MixtureMethod):
         self.log({"event": "components", "task": task.index, "kept": kept.tolist(), "twins": twins.sum(1).tolist()})
 
     def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
-        curve = self.minorisation.fit(replicas, task, epoch)
+        last = epoch == last_fit(self.mixture.boo_until, self.settings.training.epochs)
+        curve = self.minorisation.fit(replicas, task, epoch, last=last)
         if curve is not None:
             self._log_divergence(task, epoch, list(range(1, len(curve) + 1)), curve)
 

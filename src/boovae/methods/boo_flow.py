@@ -11,6 +11,7 @@ Combined with `distill` the decoder is held there too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from boovae.boosting.fit import Key, Minorisation
 from boovae.config import Settings
-from boovae.errors import InputError
+from boovae.config.section import AtLeastOne, NotNegative, Section, WholeNumber
+from boovae.errors import InputError, SettingError
 from boovae.methods.base import TaskImages
 from boovae.methods.boo import Boo
 from boovae.model.distributions import DiagonalNormal
@@ -33,6 +35,18 @@ from boovae.replicas.teacher import Teacher
 
 #: Places of old components at which the flow is held, per step.
 PLACES = 250
+
+
+@dataclass(frozen=True)
+class FlowSettings(Section):
+    """The flow in front of the boosted prior."""
+
+    flow_layers: WholeNumber = 4
+    """Affine couplings of the flow; 0 is the identity."""
+    flow_width: AtLeastOne = 128
+    """Hidden units of a coupling."""
+    flow_drift: NotNegative = 10.0
+    """Weight of the squared distance the flow moves old components, times (images before / images now)."""
 
 
 class FlowMinorisation(Minorisation):
@@ -56,48 +70,49 @@ class BooFlow(Boo):
 
     name = "boo-flow"
     summary = "the boosted prior behind a flow that learns with the networks and is held at old components"
-    reads = ("boo_", "flow_")
+    sections = (*Boo.sections, FlowSettings)
     strength_name = "boo_lambda"
     minorises = FlowMinorisation
     clashes = MappingProxyType({"multihead": "one flow cannot follow an encoder of its own for each task"})
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.flow = settings.of(FlowSettings)
         self._teacher = Teacher()
         self.settled_by = 2
-        if settings.latent_dim < 2 and settings.flow_layers > 0:
-            raise InputError(f"--latent-dim is {settings.latent_dim}; a flow needs at least 2, or --flow-layers 0")
-        if settings.boo_objective == "literal" or settings.boo_weights in ("bisection", "sgd"):
+        if settings.model.latent_dim < 2 and self.flow.flow_layers > 0:
+            raise SettingError("latent_dim", settings.model.latent_dim, "at least 2 for a flow; or set {flow_layers=0}")
+        if self.fitting.boo_objective == "literal" or self.fitting.boo_weights in ("bisection", "sgd"):
             raise InputError(
                 "method 'boo-flow' fits to samples, the literal objective and these weights need the target's density: "
-                "set --boo-objective corrective (or forward) and --boo-weights em"
+                "set {boo_objective=corrective} (or forward) and {boo_weights=em}"
             )
-        if "full" in (settings.boo_target, settings.boo_mixture):
-            raise InputError("method 'boo-flow': set --boo-target current and --boo-mixture current")
-        if settings.boo_lambda > 0:
+        if "full" in (self.fitting.boo_target, self.fitting.boo_mixture):
+            raise InputError("method 'boo-flow': set {boo_target=current} and {boo_mixture=current}")
+        if self.own.boo_lambda > 0:
             raise InputError(
-                "method 'boo-flow' holds old components by --flow-drift, the paper's penalties are for a prior without "
-                "a flow: set --boo-lambda 0, and use boo-flow+distill to hold the networks"
+                "method 'boo-flow' holds old components by {flow_drift}, the paper's penalties are for a prior without "
+                "a flow: set {boo_lambda=0}, and use boo-flow+distill to hold the networks"
             )
 
     def prior_of(self, *sizes: int, **options: Any) -> Prior:
         """Return a mixture behind a flow."""
-        return FlowPrior(*sizes, layers=self.settings.flow_layers, width=self.settings.flow_width, **options)
+        return FlowPrior(*sizes, layers=self.flow.flow_layers, width=self.flow.flow_width, **options)
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the flow as it is, then go on as `boo`."""
-        if self.tasks_seen > 1 and self.settings.flow_layers > 0:
+        if self.tasks_seen > 1 and self.flow.flow_layers > 0:
             weight = self.strength("flow_drift", replicas) * (task.images_before / task.own_images)
             self._teacher.freeze(replicas, "prior.flow.", weight=weight)
         super().begin_task(replicas, task)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses the places."""
-        if self.tasks_seen < 2 or self.settings.flow_layers == 0:
+        if self.tasks_seen < 2 or self.flow.flow_layers == 0:
             return {}
         return {
             "place_uniform": Draw("uniform", (PLACES,)),
-            "place_normal": Draw("normal", (PLACES, self.settings.latent_dim)),
+            "place_normal": Draw("normal", (PLACES, self.settings.model.latent_dim)),
         }
 
     def state(self) -> dict[str, Tensor]:

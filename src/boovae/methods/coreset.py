@@ -12,14 +12,16 @@ Deviation from the released code: that draws anew from all old images for every 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.config.section import AtLeastOne, Section
 from boovae.methods.base import Method, TaskImages
 from boovae.model.vae import VAE
 from boovae.replicas.engine import Batch
@@ -28,12 +30,24 @@ from boovae.replicas.stacked import Replicas
 from boovae.replicas.teacher import bound_before
 
 
+@dataclass(frozen=True)
+class CoresetSettings(Section):
+    """Real images that are kept."""
+
+    coreset_images: AtLeastOne = 15
+    """Images kept per task."""
+    coreset_mode: Literal["append", "batch"] = "append"
+    """Add kept images to the training set, or to every batch."""
+    coreset_choice: Literal["random", "kcenter"] = "random"
+    """Keep random images, or images far from each other."""
+
+
 class Coreset(Method):
     """A few real images of each finished task, learned again with every later one."""
 
     name = "coreset"
     summary = "keeps a few real images of each finished task and learns them again"
-    reads = ("coreset_",)
+    sections = (CoresetSettings,)
     stores_examples = True
     shared_memory = frozenset({"counts"})
     clashes = MappingProxyType(
@@ -45,7 +59,8 @@ class Coreset(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.settled_by = 2 if settings.coreset_mode == "batch" else 1
+        self.own = settings.of(CoresetSettings)
+        self.settled_by = 2 if self.own.coreset_mode == "batch" else 1
         self._memory: dict[str, Tensor] = {}
         self._kept: dict[str, Tensor] = {}
 
@@ -55,11 +70,11 @@ class Coreset(Method):
         """Keep some of the task's own images."""
         own = task.train[..., -task.own_images :, :]  # kept ones are in front
         own = own.expand(len(replicas), *own.shape[-2:])
-        count = min(self.settings.coreset_images, task.own_images)
-        if count < self.settings.coreset_images:
-            self.say(task, f"the task has only {count} images, all are kept (--coreset-images asks for more)")
+        count = min(self.own.coreset_images, task.own_images)
+        if count < self.own.coreset_images:
+            self.say(task, f"the task has only {count} images, all are kept (coreset_images asks for more)")
         chosen = Generators(replicas.seeds, replicas.device).order(task.own_images, "coreset", task.index)
-        if self.settings.coreset_choice == "kcenter":
+        if self.own.coreset_choice == "kcenter":
             chosen = farthest_points(own, chosen[:, 0], count)
         rows = [own.take_along_dim(chosen[:, :count].unsqueeze(2), dim=1).unsqueeze(1)]
         counts = [torch.tensor([count], device=replicas.device)]
@@ -98,7 +113,7 @@ class Coreset(Method):
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
         """Put the kept images in front of the task's own ones (append); validation images stay the task's own."""
         kept = self.kept()
-        if kept is None or self.settings.coreset_mode == "batch":
+        if kept is None or self.own.coreset_mode == "batch":
             return task
         own = task.train.expand(len(replicas), *task.train.shape[-2:])
         return replace(task, train=torch.cat([kept, own], dim=1))
@@ -106,7 +121,7 @@ class Coreset(Method):
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Lay out the kept images for the loss (batch)."""
         kept = self.kept()
-        if kept is not None and self.settings.coreset_mode == "batch":
+        if kept is not None and self.own.coreset_mode == "batch":
             number = torch.full((len(replicas),), float(kept.shape[1]), device=replicas.device)
             self._kept = {"images": kept, "number": number}
 
@@ -115,7 +130,7 @@ class Coreset(Method):
         if not self._kept:
             return {}
         kept = self._kept["images"].shape[1]
-        draws = {"kept_noise": Draw("normal", (min(kept, batch_size), self.settings.latent_dim))}
+        draws = {"kept_noise": Draw("normal", (min(kept, batch_size), self.settings.model.latent_dim))}
         if kept > batch_size:
             draws["kept_order"] = Draw("uniform", (kept,))
         return draws

@@ -13,9 +13,14 @@ encoder, Generative Distillation (Masip et al., 2024) for distilling outputs ins
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.methods.base import Method, TaskImages
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.vae import VAE
@@ -25,16 +30,34 @@ from boovae.replicas.stacked import Replicas
 from boovae.replicas.teacher import Teacher
 
 
+@dataclass(frozen=True)
+class DistillSettings(Section):
+    """How the network is held to its predecessor."""
+
+    distill_weight: NotNegative = 0.5
+    """Weight of the old network's answers, times (images before / images now)."""
+    distill_latents: AtLeastOne = 250
+    """Latents of the old prior per step."""
+    distill_decoder: bool = True
+    """Hold the decoder."""
+    distill_encoder: bool = True
+    """Hold the encoder (on images decoded from the old prior)."""
+    distill_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
+    """Both sides of the divergence, KL[old | new] or KL[new | old]."""
+
+
 class Distill(Method):
     """Holds decoder and encoder to what they were, on latents of the previous prior."""
 
     name = "distill"
     summary = "holds the network to its frozen predecessor on latents of the old prior; combine: boo+distill"
-    reads = ("distill_",)
+    sections = (DistillSettings,)
+    search = MappingProxyType({"distill_weight": (0.1, 0.2, 0.4, 0.8, 1.6)})
     settled_by = 2
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.own = settings.of(DistillSettings)
         self._teacher = Teacher()
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
@@ -47,7 +70,7 @@ class Distill(Method):
         """Return what chooses the latents."""
         if self.tasks_seen < 2:
             return {}
-        count, latent_dim = self.settings.distill_latents, self.settings.latent_dim
+        count, latent_dim = self.own.distill_latents, self.settings.model.latent_dim
         return {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, latent_dim))}
 
     def state(self) -> dict[str, Tensor]:
@@ -64,10 +87,10 @@ class Distill(Method):
             model, state, _answers, batch["uniform"], batch["normal"]
         )
         z, output, images, posterior = answers
-        terms, side = {}, self.settings.distill_divergence
-        if self.settings.distill_decoder:
+        terms, side = {}, self.own.distill_divergence
+        if self.own.distill_decoder:
             terms["decoder"] = weight * model.likelihood.divergence(output, model.decode(z), side).mean()
-        if self.settings.distill_encoder:
+        if self.own.distill_encoder:
             terms["encoder"] = weight * posterior.divergence(model.posterior(images), side).mean()
         return terms
 

@@ -33,12 +33,17 @@ Where it differs from the papers:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 from torch.func import grad, vmap
 
 from boovae.config import Settings
+from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.methods.base import Method, TaskImages
 from boovae.model.vae import VAE
 from boovae.replicas.engine import Batch
@@ -49,16 +54,30 @@ from boovae.replicas.stacked import Replicas, replica_of
 CHUNK_VALUES, CHUNK_IMAGES = {"cuda": 2**28, "cpu": 2**25}, 64
 
 
+@dataclass(frozen=True)
+class EWCSettings(Section):
+    """The quadratic penalty and its Fisher information."""
+
+    ewc_strength: NotNegative = 100.0
+    """Weight of the quadratic penalty; 1 is what Bayes says of a diagonal Gaussian."""
+    ewc_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """1 keeps the quadratics of all tasks; under 1 is online EWC, the share of the old one kept per task."""
+    ewc_images: AtLeastOne = 1000
+    """Images from which the Fisher information of a task is estimated."""
+
+
 class EWC(Method):
     """Holds each weight to its old value as firmly as old images need it."""
 
     name = "ewc"
     summary = "holds each weight to its old value, as firmly as its Fisher information says"
-    reads = ("ewc_",)
+    sections = (EWCSettings,)
+    search = MappingProxyType({"ewc_strength": (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)})
     settled_by = 2
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.own = settings.of(EWCSettings)
         self._memory: dict[str, Tensor] = {}
         self._state: dict[str, Tensor] = {}
 
@@ -86,7 +105,7 @@ class EWC(Method):
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Add the task's quadratic to the one that is kept."""
-        decay, memory = self.settings.ewc_decay, {}
+        decay, memory = self.own.ewc_decay, {}
         latest = self.shared(replicas.parameters)
         for name, information in fisher(replicas, task, list(latest), self.settings).items():
             theta = latest[name]
@@ -118,18 +137,18 @@ def fisher(replicas: Replicas, task: TaskImages, names: list[str], settings: Set
     Replicas come one after another and images in chunks: a chunk's gradients of all parameters are in memory at once.
     """
     generators = Generators(replicas.seeds, replicas.device)
-    count = min(settings.ewc_images, task.own_images)
+    count = min(settings.of(EWCSettings).ewc_images, task.own_images)
     chosen = generators.order(task.own_images, "ewc", task.index)[:, :count]
-    noise = generators.draw(Draw("normal", (count, settings.latent_dim)), "ewc", task.index, "latent")
+    noise = generators.draw(Draw("normal", (count, settings.model.latent_dim)), "ewc", task.index, "latent")
     own = task.train[..., -task.own_images :, :]  # images mixed in by others come first
     images = torch.stack([(own if own.dim() == 2 else own[r])[order] for r, order in enumerate(chosen)])
-    if settings.binarize == "dynamic":
+    if settings.data.binarize == "dynamic":
         uniform = generators.draw(Draw("uniform", (count, images.shape[-1])), "ewc", task.index, "pixels")
         images = (uniform < images).to(images.dtype)
     rows: list[dict[str, Tensor]] = []
     for r in range(len(replicas)):
         tensors = replica_of(replicas.tensors(), r)
-        squares = squared_gradients(replicas, tensors, names, images[r], noise[r], settings.kl_weight)
+        squares = squared_gradients(replicas, tensors, names, images[r], noise[r], settings.training.kl_weight)
         rows.append({name: total / count for name, total in squares.items()})
     return {name: torch.stack([row[name] for row in rows]) for name in names}
 

@@ -22,7 +22,6 @@ class Joint(Method):
 
     name = "joint"
     summary = "keeps every image and trains on all of them from a fresh start: the upper bound"
-    reads = ()
     stores_examples = True
     shared_memory = frozenset({"train", "valid"})
 
@@ -32,8 +31,8 @@ class Joint(Method):
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a VampPrior with room for the tasks seen so far, if one is wanted."""
-        if self.settings.prior == "vamp":
-            return VampPrior(self.settings.components * max(self.tasks_seen, 1), pixels, pixel_range)
+        if self.settings.model.prior == "vamp":
+            return VampPrior(self.settings.model.components * max(self.tasks_seen, 1), pixels, pixel_range)
         return None
 
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from boovae.boosting.penalties import Penalties
-from boovae.config import Settings, flag
+from boovae.config import Settings
+from boovae.config.section import AtLeastOne, Section
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
 from boovae.model.priors.boosted import BoostedPrior, TaskMixture
@@ -21,15 +24,31 @@ from boovae.replicas.stacked import Replicas
 ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 
 
+@dataclass(frozen=True)
+class MixtureSettings(Section):
+    """What all priors have in common that grow with the tasks."""
+
+    boo_elbo: Literal["current", "full"] = "current"
+    """Score images of the task in training by its own components, or by the whole mixture."""
+    boo_masses: Literal["sizes", "equal"] = "sizes"
+    """Share the prior among tasks by their numbers of images, or equally."""
+    boo_until: AtLeastOne = 32
+    """Fit components after epochs 1, 2, 4, … up to this one; then they stand still."""
+
+
 class MixtureMethod(Method):
     """Opens a row of live components when a task begins, stores it when the task ends, and holds the stored ones."""
 
     #: The two penalties on stored components, and the setting with their weight.
     penalties: Penalties
     strength_name: str
+    #: Whether components of finished tasks are encoded again.
+    reencodes = False
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.mixture = settings.of(MixtureSettings)
+        self.equal_masses = self.mixture.boo_masses == "equal"
         self._memory: dict[str, Tensor] = {}
 
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
@@ -39,10 +58,10 @@ class MixtureMethod(Method):
 
     def check(self) -> None:
         """Refuse penalties that would send old components through the network of another task."""
-        if self.private and (self.penalties.on or self.settings.boo_reencode):
+        if self.private and (self.penalties.on or self.reencodes):
             raise InputError(
                 f"method '{self.name}' cannot hold or re-encode old components with a network per task; "
-                f"set {flag(self.strength_name)} 0 and --no-boo-reencode"
+                f"set {{{self.strength_name}=0}} and {{boo_reencode=False}}"
             )
 
     def open_row(self, replicas: Replicas, task: TaskImages) -> None:
@@ -53,20 +72,20 @@ class MixtureMethod(Method):
             if name in self._memory:
                 buffers[f"prior.{name}"][:, : task.index] = self._memory[name]
         sizes = torch.tensor([*task.sizes_before, task.own_images], dtype=torch.float32, device=replicas.device)
-        if self.settings.boo_masses == "equal":
+        if self.equal_masses:
             sizes = torch.ones_like(sizes)
         log_masses = (sizes / sizes.sum()).log()
         buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
         buffers["prior.live_log_mass"][:] = log_masses[-1]
         _prior(replicas).live = True
         self.penalties.begin_task(replicas, task, self._memory, self.strength(self.strength_name, replicas))
-        if self.settings.components > task.own_images:
-            self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.components})")
+        if self.settings.model.components > task.own_images:
+            self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.model.components})")
 
     def fits_after(self, epoch: int) -> bool:
         """Whether all components are fitted again after an epoch: the 1st, 2nd, 4th, … up to `boo_until`."""
         done = epoch + 1
-        return done <= self.settings.boo_until and done & (done - 1) == 0
+        return done <= self.mixture.boo_until and done & (done - 1) == 0
 
     def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
         """Store the task's components: the tensors named in ROW, each (R, K, ...)."""
@@ -111,8 +130,8 @@ class MixtureMethod(Method):
         """Return the shapes of the stored components, for each task."""
         if not tasks:
             return {}
-        row, settings = (len(replicas), tasks, self.settings.components), self.settings
-        images, latents = (*row, pixels), (*row, settings.latent_dim)
+        row, latent_dim = (len(replicas), tasks, self.settings.model.components), self.settings.model.latent_dim
+        images, latents = (*row, pixels), (*row, latent_dim)
         shapes = dict(zip(ROW, (images, latents, latents, row), strict=True))
         return {**shapes, "decoded": images} if self.penalties.stores_outputs else shapes
 

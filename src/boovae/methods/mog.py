@@ -18,16 +18,20 @@ images, the penalties are symmetric and not divided by the latent dimension.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from boovae.boosting.fit import Minorisation
-from boovae.boosting.penalties import Penalties
+from boovae.boosting.penalties import Penalties, PenaltySettings
 from boovae.config import Settings
+from boovae.config.section import NotNegative, Section
 from boovae.methods.base import TaskImages
-from boovae.methods.mixture import MixtureMethod
+from boovae.methods.mixture import MixtureMethod, MixtureSettings
 from boovae.model.distributions import DiagonalMixture
 from boovae.model.priors import FreeMixture, Prior
 from boovae.model.vae import VAE
@@ -40,54 +44,60 @@ START_DEVIATION, START_LOG_VARIANCE = 0.5, -2.0
 EM_STEPS, LEAST_VARIANCE = 50, 1e-3
 
 
+@dataclass(frozen=True)
+class MoGSettings(Section):
+    """Free Gaussians per task."""
+
+    mog_lambda: NotNegative = 1.0
+    """Weight of the two penalties that hold old components."""
+    mog_fit: Literal["gradient", "em"] = "em"
+    """Learn components by the ELBO's gradient, or fit them to the codes by EM."""
+
+
 class MoG(MixtureMethod):
     """A prior of free Gaussians that grows by a handful with each task."""
 
     name = "mog"
     strength_name = "mog_lambda"
     summary = "a mixture of free Gaussians per task in latent space, held by the paper's two penalties"
-    reads = (  # of boo's what the penalties, the masses of tasks and the times of fitting have in common
-        "mog_",
-        "boo_decoder",
-        "boo_divergence",
-        "boo_elbo",
-        "boo_lambda_schedule",
-        "boo_masses",
-        "boo_until",
-    )
+    sections = (MoGSettings, MixtureSettings, PenaltySettings)
+    search = MappingProxyType({"mog_lambda": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)})
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.penalties = Penalties(settings, on=settings.mog_lambda > 0, reduction="mean")
+        self.own = settings.of(MoGSettings)
+        self.penalties = Penalties(settings, on=self.own.mog_lambda > 0, reduction="mean")
         self.settled_by = 2 if self.penalties.on else 1
-        self.first_eligible = settings.boo_until if settings.mog_fit == "em" else 0
+        self.first_eligible = self.mixture.boo_until if self.own.mog_fit == "em" else 0
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a prior with room for the tasks seen."""
         settings = self.settings
         self.minorisation = Minorisation(settings, pixel_range)
-        return FreeMixture(self.tasks_seen, settings.components, pixels, settings.latent_dim, elbo=settings.boo_elbo)
+        return FreeMixture(
+            self.tasks_seen, settings.model.components, pixels, settings.model.latent_dim, elbo=self.mixture.boo_elbo
+        )
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Place the task's Gaussians at random, or fit them to the codes."""
         self.open_row(replicas, task)
-        draw = Draw("normal", (self.settings.components, self.settings.latent_dim))
+        draw = Draw("normal", (self.settings.model.components, self.settings.model.latent_dim))
         noise = Generators(replicas.seeds, replicas.device).draw(draw, "mog", task.index)
         replicas.parameters["prior.live_mean"].copy_(START_DEVIATION * noise)
         replicas.parameters["prior.live_log_variance"].fill_(START_LOG_VARIANCE)
-        replicas.buffers["prior.live_log_weights"].fill_(-math.log(self.settings.components))
-        if self.settings.mog_fit == "em":
+        replicas.buffers["prior.live_log_weights"].fill_(-math.log(self.settings.model.components))
+        if self.own.mog_fit == "em":
             self._place(replicas, task)
             self._fit(replicas, task, epoch=0)
 
     def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
         """Fit again at ever longer intervals, if by EM."""
-        if self.settings.mog_fit == "em" and self.fits_after(epoch):
+        if self.own.mog_fit == "em" and self.fits_after(epoch):
             self._fit(replicas, task, epoch + 1)
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Store the Gaussians and the images of their means."""
-        if self.settings.mog_fit == "em":
+        if self.own.mog_fit == "em":
             self._fit(replicas, task, epoch=-1)
         mean = replicas.parameters["prior.live_mean"]
         with torch.no_grad():
@@ -103,7 +113,7 @@ class MoG(MixtureMethod):
     def _place(self, replicas: Replicas, task: TaskImages) -> None:
         """Put the means at random codes of the task."""
         z = self.minorisation.codes(replicas, task, ("mog", task.index, "place"))[2]
-        count = self.settings.components
+        count = self.settings.model.components
         copies = z.repeat(1, -(-count // z.shape[1]), 1)  # a task may have fewer images than components
         replicas.parameters["prior.live_mean"].copy_(copies[:, :count])
         spread = z.var(1, correction=min(1, z.shape[1] - 1), keepdim=True).clamp(min=LEAST_VARIANCE).log()

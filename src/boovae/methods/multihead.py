@@ -26,7 +26,6 @@ class Multihead(Method):
 
     name = "multihead"
     summary = "an encoder and a decoder input layer of its own for each task; the task must be known"
-    reads = ()
     knows_task = True
     private = ("encoder.", "decoder.head.")
     clashes = MappingProxyType(
@@ -42,7 +41,7 @@ class Multihead(Method):
 
     def adapt(self, nets: Nets) -> Nets:
         """Put an input layer of the task's own in front of the decoder."""
-        head = nn.Linear(self.settings.latent_dim, self.settings.latent_dim)
+        head = nn.Linear(self.settings.model.latent_dim, self.settings.model.latent_dim)
         with torch.no_grad():
             initialise(head)
         return Nets(nets.encoder, nn.Sequential(OrderedDict(head=head, body=nets.decoder)))

@@ -1,4 +1,4 @@
-"""The registry of methods. A new method is one file and one line here, or `register` from anywhere else.
+"""Methods by name. A new method is one file and one line here, or `register` from anywhere else.
 
 `BOOVAE_METHODS` names Python files outside the package whose methods every command knows, the workers of a bench too.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import math
 import os
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from boovae.config import Settings, own_strengths, strength_texts
+from boovae.config import CORE_NAMES, Section, Settings
+from boovae.config import resolve as config_resolve
 from boovae.errors import InputError, unknown_name
-from boovae.methods.base import Combination, Method, TaskImages
+from boovae.methods.base import Combination, Method
 from boovae.methods.boo import Boo
 from boovae.methods.boo_flow import BooFlow
 from boovae.methods.coreset import Coreset
@@ -67,30 +67,77 @@ def register(method: type[Method]) -> type[Method]:
         raise InputError(f"{method.__name__}.name is {method.name!r}, which boovae has itself; choose another name")
     if method.memory is not Method.memory and method.load_memory is Method.load_memory:
         raise InputError(f"{method.__name__} has memory but no load_memory, so no run of it could be continued; add it")
-    _check_strengths(method)
+    _check_sections(method)
     METHODS[method.name] = method
     return method
 
 
-def _check_strengths(method: type[Method]) -> None:
-    """Refuse numbers of a method's own that could not be told from other settings."""
-    if not isinstance(method.strengths, Mapping):
-        raise InputError(f"{method.__name__}.strengths is {method.strengths!r}; use a dictionary, name to number")
-    taken = {field.name: "a setting of boovae" for field in fields(Settings)}
-    taken |= {name: f"a strength of {other.name}" for other in METHODS.values() for name in other.strengths}
-    for name in METHODS[method.name].strengths if method.name in METHODS else ():
-        del taken[name]  # the same file once more
-    for name, value in method.strengths.items():
-        if not name.isidentifier() or name in taken:
-            why = taken.get(name, "no name that Python could give")
-            raise InputError(f"{method.__name__}.strengths has {name!r}, {why}; choose another name")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InputError(f"{method.__name__}.strengths: {name} is {value!r}; it must be a number")
+def _check_sections(method: type[Method]) -> None:
+    """Refuse settings that could not be told from others."""
+    taken = dict.fromkeys(CORE_NAMES, "a setting of boovae")
+    for other in METHODS.values():
+        if other.name != method.name:  # the same file may be read twice
+            taken |= {item.name: f"a setting of {other.name}" for kind in other.sections for item in fields(kind)}
+    shared = {kind for known in ALL for kind in known.sections}
+    for kind in method.sections:
+        if not (isinstance(kind, type) and issubclass(kind, Section) and is_dataclass(kind)):
+            raise InputError(f"{method.__name__}.sections has {kind!r}; use frozen dataclasses derived from Section")
+        for item in fields(kind) if kind not in shared else ():
+            if item.name in taken:
+                raise InputError(f"{kind.__name__} has '{item.name}', {taken[item.name]}; choose another name")
+        kind()  # its defaults keep to its own limits
+    own = {item.name for kind in method.sections for item in fields(kind)}
+    for name in method.search.keys() - own:
+        raise unknown_name(f"setting in {method.__name__}.search", name, own or ["none"])
 
 
-def strengths_of(method: str) -> dict[str, float]:
-    """Return the numbers that a method or combination has of its own, and their defaults."""
-    return {name: float(value) for part in _parts(method) for name, value in part.strengths.items()}
+class _Registry:
+    """What `config` asks of the methods."""
+
+    def sections(self, method: str) -> Sequence[type[Section]]:
+        """Return the sections that a method or combination reads, each once."""
+        return list(dict.fromkeys(kind for part in parts_of(method) for kind in part.sections))
+
+    def owners(self) -> Mapping[str, str]:
+        """Return the name of a method for each setting that any method reads."""
+        import_outside()
+        owners: dict[str, str] = {}
+        for name, known in METHODS.items():
+            for item in (item for kind in known.sections for item in fields(kind)):
+                owners.setdefault(item.name, name)
+        return owners
+
+    def all_sections(self) -> list[type[Section]]:
+        """Return the sections of all methods, each once."""
+        import_outside()
+        return list(dict.fromkeys(kind for known in METHODS.values() for kind in known.sections))
+
+
+REGISTRY = _Registry()
+
+
+def resolve(
+    given: Mapping[str, Any],
+    file: Path | None = None,
+    preset: str | None = None,
+    *,
+    common: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Return the settings from what the user named, a TOML file, a preset, the dataset's recipe and the defaults.
+
+    `common` holds settings of several methods; those that the method does not read are left out.
+
+    >>> resolve({"dataset": "mnist", "epochs": 3}).training.batch_size
+    250
+    >>> resolve({"dataset": "mnist"}, preset="paper").training.schedule
+    'plateau'
+    """
+    return config_resolve.resolve(given, file, preset, parts=REGISTRY, common=common)
+
+
+def from_mapping(values: Mapping[str, Any]) -> Settings:
+    """Return the settings of a mapping; those of other methods are left out."""
+    return config_resolve.from_mapping(values, parts=REGISTRY)
 
 
 def is_method(name: str) -> bool:
@@ -102,57 +149,35 @@ def is_method(name: str) -> bool:
 def outside_digest(method: str) -> str:
     """Return what stands for the files that a method or combination comes from; empty if the package has it all."""
     own = Path(__file__).parents[1]
-    files = {getattr(sys.modules.get(part.__module__), "__file__", None) for part in _parts(method)}
+    files = {getattr(sys.modules.get(part.__module__), "__file__", None) for part in parts_of(method)}
     outside = [path for path in map(Path, sorted(filter(None, files))) if own not in path.parents]
     return hashlib.sha256(b"".join(path.read_bytes() for path in outside)).hexdigest()[:6] if outside else ""
 
 
 def make_method(settings: Settings) -> Method:
     """Return the method that the settings name; `a+b` combines."""
-    names, parts = settings.method.split("+"), _parts(settings.method)
+    names, parts = settings.method.split("+"), parts_of(settings.method)
     if len(set(names)) < len(names):
-        raise InputError(f"--method {settings.method} names a method twice; name each once")
+        raise InputError(f"{{method={settings.method}}} names a method twice; name each once")
     for alone, reason in ALONE.items():
         if alone in names and len(names) > 1:
-            raise InputError(f"--method {settings.method}: {alone} {reason}; use it alone")
-    known = strengths_of(settings.method)
-    for name in own_strengths(settings.strengths):
+            raise InputError(f"{{method={settings.method}}}: {alone} {reason}; use it alone")
+    known = {item.name for kind in REGISTRY.sections(settings.method) for item in fields(kind)}
+    for name, _ in settings.own:
         if name not in known:
-            raise unknown_name(f"strength of {settings.method} (--strengths)", name, known or ["none"])
+            raise unknown_name(f"setting of {settings.method}", name, known or ["none"])
     made = [part(settings) for part in parts]
     return made[0] if len(made) == 1 else Combination(settings, made)
 
 
-def settings_read(settings: Settings) -> Settings:
-    """Return the settings with those that the method never reads, and strengths that are as in its file, left out.
-
-    >>> settings_read(Settings(method="ewc", boo_steps=7)) == Settings(method="ewc")
-    True
-    """
-    others = never_read(settings.method)
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name in others}
-    usual, given = strengths_of(settings.method), own_strengths(settings.strengths)
-    changed = {name: value for name, value in given.items() if usual.get(name) != value}
-    return replace(settings, **defaults, strengths=strength_texts(changed))
-
-
-def never_read(method: str) -> frozenset[str]:
-    """Return the settings of other methods, which this one (or combination) never reads."""
-    parts = _parts(method)
-    if any(part.reads is None for part in parts):
-        return frozenset()
-    read = tuple(name for part in parts for name in part.reads or ())
-    of_methods = tuple(name for known in METHODS.values() for name in known.reads or ())
-    names = (field.name for field in fields(Settings))
-    return frozenset(name for name in names if name.startswith(of_methods) and not name.startswith(read))
-
-
-def _parts(method: str) -> list[type[Method]]:
+def parts_of(method: str) -> list[type[Method]]:
+    """Return the classes that a name stands for, one for each part of a combination."""
     import_outside()
     for name in method.split("+"):
         if name not in METHODS:
             raise InputError(
-                f"{unknown_name('method', name, METHODS)}\nOne of your own is known once {OUTSIDE} names its file."
+                f"{unknown_name('method', name, METHODS).text}\n"
+                f"A method from a file of yours is known once {OUTSIDE} names the file."
             )
     return [METHODS[name] for name in method.split("+")]
 
@@ -176,17 +201,3 @@ def import_outside() -> None:
             raise InputError(f"{OUTSIDE} names {name}, which has a method '{twice}' as another file does; rename one")
         if before == METHODS:
             raise InputError(f"{OUTSIDE} names {name}, which registers no method: decorate its class with @register")
-
-
-__all__ = [
-    "METHODS",
-    "Combination",
-    "Method",
-    "TaskImages",
-    "import_outside",
-    "make_method",
-    "never_read",
-    "register",
-    "settings_read",
-    "strengths_of",
-]

@@ -13,11 +13,13 @@ those of the finished tasks. Nothing is stored between tasks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
 from boovae.model.vae import VAE
@@ -27,12 +29,23 @@ from boovae.replicas.stacked import Replicas
 from boovae.replicas.teacher import Teacher, bound_before
 
 
+@dataclass(frozen=True)
+class ReplaySettings(Section):
+    """Generated images of the past."""
+
+    replay_images: AtLeastOne = 250
+    """Generated images in every batch."""
+    replay_weight: NotNegative = 1.0
+    """Weight of generated images, times (images before / images now)."""
+
+
 class Replay(Method):
     """The model before the task generates images of earlier tasks, which are learned beside the real ones."""
 
     name = "replay"
     summary = "learns images that its frozen predecessor generates, beside those of the task"
-    reads = ("replay_",)
+    sections = (ReplaySettings,)
+    search = MappingProxyType({"replay_weight": (0.1, 0.3, 1.0, 3.0)})
     settled_by = 2
     clashes = MappingProxyType(
         {
@@ -43,6 +56,7 @@ class Replay(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.own = settings.of(ReplaySettings)
         self._teacher = Teacher()
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
@@ -56,13 +70,13 @@ class Replay(Method):
         """Return what chooses latents and pixels of the generated images, and the noise of their encodings."""
         if self.tasks_seen < 2:
             return {}
-        count, latent_dim = self.settings.replay_images, self.settings.latent_dim
+        count, latent_dim = self.own.replay_images, self.settings.model.latent_dim
         draws = {
             "replay_uniform": Draw("uniform", (count,)),
             "replay_normal": Draw("normal", (count, latent_dim)),
             "replay_noise": Draw("normal", (count, latent_dim)),
         }
-        if self.settings.binarize != "none":
+        if self.settings.data.binarize != "none":
             draws["replay_pixels"] = Draw("uniform", (count, self._pixels))
         return draws
 
@@ -79,7 +93,7 @@ class Replay(Method):
         if not batch["state"]:
             return {}
         bound = bound_before(model, self.generated(model, batch), batch["replay_noise"])
-        loss = bound.reconstruction + self.settings.kl_weight * bound.kl
+        loss = bound.reconstruction + self.settings.training.kl_weight * bound.kl
         return {"replay": batch["state"]["weight"] * loss.mean()}
 
     def generated(self, model: VAE, batch: Batch) -> Tensor:
@@ -91,7 +105,7 @@ class Replay(Method):
             drawn: Tensor = batch["replay_pixels"] < images
             return drawn.to(images.dtype)
         if "pixels" in batch:
-            raise InputError("replay: the images are binarised but --binarize is none; set it to dynamic")
+            raise InputError("replay: the images are binarised but {binarize} is none; set it to dynamic")
         return images
 
 

@@ -49,11 +49,14 @@ class Scratch(Joint):
     @torch.no_grad()
     def _drawn(self, replicas: Replicas, task: TaskImages, split: str, count: int) -> Tensor:
         """Return images of the past (R, count, D): means, or pixels of 0 and 1 where the data are such."""
-        draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, self.settings.latent_dim))}
+        draws = {
+            "uniform": Draw("uniform", (count,)),
+            "normal": Draw("normal", (count, self.settings.model.latent_dim)),
+        }
         generators, key = Generators(replicas.seeds, replicas.device), ("scratch", task.index, split)
         noise = generators.draw_all(draws, *key)
         images = drawn_images(replicas, noise, task.train.shape[-1])
-        if self.settings.binarize == "none" or (self.settings.binarize == "dynamic" and split == "train"):
+        if self.settings.data.binarize == "none" or (self.settings.data.binarize == "dynamic" and split == "train"):
             return images  # grey; `dynamic` draws pixels anew in every epoch
         threshold = generators.draw(Draw("uniform", tuple(images.shape[1:])), *key, "pixels")
         return (threshold < images).to(images.dtype)

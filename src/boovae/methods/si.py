@@ -34,14 +34,28 @@ Where it differs from the paper:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.config.section import NotNegative, Positive, Section
 from boovae.methods.base import Method, TaskImages
 from boovae.model.vae import VAE
 from boovae.replicas.engine import Batch, Step
 from boovae.replicas.stacked import Replicas
+
+
+@dataclass(frozen=True)
+class SISettings(Section):
+    """The quadratic penalty and its importances."""
+
+    si_strength: NotNegative = 30.0
+    """Weight of the quadratic penalty."""
+    si_damping: Positive = 0.1
+    """Keeps parameters that hardly moved from becoming infinitely important."""
 
 
 class SI(Method):
@@ -49,12 +63,14 @@ class SI(Method):
 
     name = "si"
     summary = "holds each weight to its old value, as firmly as its moves lowered the loss of earlier tasks"
-    reads = ("si_",)
+    sections = (SISettings,)
+    search = MappingProxyType({"si_strength": (0.01, 0.1, 1.0, 10.0, 100.0)})
     settled_by = 2
     tracks = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.own = settings.of(SISettings)
         self._importance: dict[str, Tensor] = {}
         self._state: dict[str, Tensor] = {}
 
@@ -96,7 +112,7 @@ class SI(Method):
         """Turn the credit along the path into importance."""
         for name, theta in self.shared(replicas.parameters).items():
             path, moved = self._state[f"path.{name}"], theta - self._state[f"anchor.{name}"]
-            importance = path.clamp(min=0) / (moved.square() + self.settings.si_damping)
+            importance = path.clamp(min=0) / (moved.square() + self.own.si_damping)
             self._importance[name] = self._importance.get(name, torch.zeros_like(theta)) + importance
 
     def memory(self) -> dict[str, Tensor]:

@@ -14,4 +14,3 @@ class Standard(Method):
 
     name = "standard"
     summary = "fine-tunes on each task and protects nothing: the lower bound"
-    reads = ()

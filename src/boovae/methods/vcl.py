@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from boovae.config import Settings
+from boovae.config.section import Finite, NotNegative, Section
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
 from boovae.model.bayesian import gaussians, make_bayesian, noisy, recorded_shapes
@@ -31,12 +33,25 @@ from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
 
 
+@dataclass(frozen=True)
+class VCLSettings(Section):
+    """Gaussian weights."""
+
+    vcl_weight: NotNegative = 1.0
+    """Weight of the divergence to the previous posterior, times 1 / (images of the task)."""
+    vcl_log_variance: Finite = -9.0
+    """Log-variance of the weights at the start of the first task."""
+
+
 class VCL(Method):
     """Gaussian weights, held to the posterior that the previous task left."""
 
     name = "vcl"
     summary = "Gaussian weights; the posterior that one task leaves is the prior of the next"
-    reads = ("vcl_",)
+    sections = (VCLSettings,)
+    search = MappingProxyType(
+        {"vcl_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "vcl_log_variance": (-12.0, -10.0, -9.0, -8.0, -7.0)}
+    )
     clashes = MappingProxyType(
         {
             "ewc": "both hold the weights to where they were, vcl by their own variances",
@@ -46,21 +61,22 @@ class VCL(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        if settings.bound_samples > 1:
-            raise InputError("--method vcl draws one output of a layer for each image; set --bound-samples 1")
+        self.own = settings.of(VCLSettings)
+        if settings.training.bound_samples > 1:
+            raise InputError("{method=vcl} draws one output of a layer for each image; set {bound_samples=1}")
         self._shapes: dict[str, tuple[int, ...]] = {}  # what each Bayesian layer makes of one image
         self._previous: dict[str, Tensor] = {}
 
     def adapt(self, nets: Nets) -> Nets:
         """Make the weights Gaussian, except those that belong to one task alone."""
-        make_bayesian(nn.ModuleDict(nets._asdict()), self.settings.vcl_log_variance, skip=self.private)
+        make_bayesian(nn.ModuleDict(nets._asdict()), self.own.vcl_log_variance, skip=self.private)
         return nets
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Take the weights as they are as the prior of the task; the first has N(0, 1)."""
         if self.tasks_seen == 1:
             self._spread(replicas)
-        model, sizes = replicas.model, (task.train.shape[-1], self.settings.latent_dim)
+        model, sizes = replicas.model, (task.train.shape[-1], self.settings.model.latent_dim)
         image, latent = (torch.zeros(1, size, device=replicas.device) for size in sizes)
         with recorded_shapes(model) as self._shapes:
             model.posterior(image), model.decode(latent)

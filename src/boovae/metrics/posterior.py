@@ -29,7 +29,7 @@ def posterior_health(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[str
 
     None stands for a task whose images are not at hand.
     """
-    upper = trainer.settings.log_variance_range[1]
+    upper = trainer.settings.model.log_variance_range[1]
     active: list[list[float | None]] = []
     at_limit: list[list[float | None]] = []
     for index, task in enumerate(tasks):

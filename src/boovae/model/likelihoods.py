@@ -197,5 +197,5 @@ def make_likelihood(name: str, pixel_range: tuple[float, float] = (0.0, 1.0)) ->
         return Logistic(bin_width=(high - low) / 255)
     likelihood = LIKELIHOODS[name]()
     if likelihood.logits and (low, high) != (0.0, 1.0):
-        raise InputError(f"--likelihood {name} needs pixels in [0, 1], these are in [{low:g}, {high:g}]; use normal")
+        raise InputError(f"{{likelihood}} {name} needs pixels in [0, 1], these are in [{low:g}, {high:g}]; use normal")
     return likelihood

@@ -171,7 +171,7 @@ def make_nets(
     match = re.fullmatch(r"(mlp|conv):([1-9]\d{0,4})", name)
     if match is None:
         raise InputError(
-            f"unknown net '{name}' (--net): use mlp:WIDTH, for example mlp:300 (MNIST) or mlp:1024 (the others), "
+            f"unknown net '{name}' ({{net}}): use mlp:WIDTH, for example mlp:300 (MNIST) or mlp:1024 (the others), "
             "or conv:CHANNELS for pictures, for example conv:32 (faces)"
         )
     kind, size = match.group(1), int(match.group(2))
@@ -194,14 +194,14 @@ def make_nets(
 def _picture(name: str, shape: tuple[int, ...], base: int) -> Picture:
     """Return how a picture is halved: as often as both sides stay whole and have four pixels left."""
     if len(shape) < 2:
-        raise InputError(f"net '{name}' (--net) is for pictures, and these are {shape[0]} features; use mlp:WIDTH")
+        raise InputError(f"net '{name}' ({{net}}) is for pictures, and these are {shape[0]} features; use mlp:WIDTH")
     channels, height, width = (1, *shape)[-3:]
     halvings = 0
     while all(side % (2 << halvings) == 0 and side >> (halvings + 1) >= 4 for side in (height, width)):
         halvings += 1
     if halvings == 0:
         raise InputError(
-            f"net '{name}' (--net) halves the sides of pictures, and {height} x {width} cannot be halved to 4 pixels "
+            f"net '{name}' ({{net}}) halves the sides of pictures, and {height} x {width} cannot be halved to 4 pixels "
             "or more; bring them to even sides of at least 8, or use mlp:WIDTH"
         )
     return Picture(channels, height, width, halvings, base)

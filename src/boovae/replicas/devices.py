@@ -30,9 +30,9 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = named_device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"--device {name}: no CUDA device is available here; use --device cpu")
+        raise InputError(f"{{device}} {name}: no CUDA device is available here; use {{device=cpu}}")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise InputError(f"--device {name}: there are {count} CUDA devices here, counted from 0")
+        raise InputError(f"{{device}} {name}: there are {count} CUDA devices here, counted from 0")
     return device
 
 
@@ -41,9 +41,9 @@ def named_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"--device {name} is unknown; use auto, cpu or cuda") from None
+        raise InputError(f"{{device}} {name} is unknown; use auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device {name} is not supported; use auto, cpu or cuda")
+        raise InputError(f"{{device}} {name} is not supported; use auto, cpu or cuda")
     return device
 
 
@@ -73,7 +73,7 @@ def one_thread(*, when: bool) -> Iterator[None]:
 
 def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
     """Whether compiling saves more than it costs, with so many training images in all tasks."""
-    return device.type == "cuda" and settings.epochs * images / settings.batch_size >= COMPILE_STEPS
+    return device.type == "cuda" and settings.training.epochs * images / settings.training.batch_size >= COMPILE_STEPS
 
 
 def compiles(choice: str, images: int, settings: Settings, device: torch.device) -> bool:

@@ -49,7 +49,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     if not folders:
         raise InputError("no run given: name at least one run folder, as written by 'boovae train'")
     if out is None and len(folders) > 1:
-        raise InputError("several runs need a file to write to: --out compare.html (in Python: out=)")
+        raise InputError("several runs need a file to write to: {out=compare.html}")
     target = folders[0] / "report.html" if out is None else Path(out)
     if target.is_dir():
         raise InputError(f"{target} is a folder: give the name of a file, for example {target / 'report.html'}")

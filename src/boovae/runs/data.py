@@ -21,20 +21,20 @@ def load_data(
     settings: Settings, data_dir: Path | None = None, source: str | None = None, *, download: bool = True
 ) -> Stream:
     """Return the dataset of a run as the settings describe it; of another `source`, all classes as one task."""
-    name = settings.dataset if source is None else source
+    name = settings.data.dataset if source is None else source
     if not download and name in DATASETS and not DATASETS[name].is_present(data_dir):
         raise InputError(f"{name} is not on this disk")
     stream = load_stream(
         name,
         data_dir=data_dir,
-        seed=settings.data_seed,
-        classes_per_task=settings.classes_per_task if source is None else MAX_CLASSES,
-        class_order=settings.class_order if source is None else None,
-        limit=settings.limit,
-        binarize=settings.binarize,
-        pixel_range=DATASETS[settings.dataset].pixel_range if settings.dataset in DATASETS else None,
+        seed=settings.data.data_seed,
+        classes_per_task=settings.data.classes_per_task if source is None else MAX_CLASSES,
+        class_order=settings.data.class_order if source is None else None,
+        limit=settings.data.limit,
+        binarize=settings.data.binarize,
+        pixel_range=DATASETS[settings.data.dataset].pixel_range if settings.data.dataset in DATASETS else None,
     )
-    return stream if settings.borders is None or source is not None else recut(stream, settings.borders)
+    return stream if settings.data.borders is None or source is not None else recut(stream, settings.data.borders)
 
 
 @dataclass
@@ -106,7 +106,7 @@ def _own(past: Past, count: int) -> Stream | str:
 
 def _found(settings: Settings, event: Event, data_dir: Path | None, source: str | None, download: bool) -> Stream | str:
     """Return the images that an event speaks of, or why they are not at hand."""
-    if settings.dataset == "arrays" and source is None:
+    if settings.data.dataset == "arrays" and source is None:
         return "a model of arrays keeps none; in Python `BooVAE.load(...).score(images)` measures others"
     try:
         stream = load_data(settings, data_dir, source, download=download)

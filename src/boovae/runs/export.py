@@ -113,7 +113,7 @@ def networks(trainer: Trainer, replica: int, task: int | None, head: Event) -> d
     if not trainer.tasks_done:
         raise InputError("no task is finished yet, so there is nothing to export: continue the run with `boovae train`")
     if method.knows_task and task is None:
-        raise InputError(f"method '{method.name}' has a network per task: say which (--task)")
+        raise InputError(f"method '{method.name}' has a network per task: say which ({{task}})")
     view = trainer.replicas if task is None else method.view(trainer.replicas, task)
     model = copy.deepcopy(view.model)
     model.load_state_dict(replica_of(view.tensors(), replica))
@@ -136,7 +136,7 @@ def export(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write to {folder} (--out): {error.strerror}; choose another folder") from error
+        raise InputError(f"cannot write to {folder} ({{out}}): {error.strerror}; choose another folder") from error
     files = write(nets, folder, trainer)
     card = folder / "model.json"
     write_file(card, json.dumps(_card(trainer, form, replica, task, files), indent=1).encode())
@@ -150,10 +150,10 @@ def _card(trainer: Trainer, form: str, replica: int, task: int | None, files: li
         "format": form,
         "files": [path.name for path in files],
         "method": settings.method,
-        "net": settings.net,
-        "likelihood": settings.likelihood,
-        "latent_dim": settings.latent_dim,
-        "log_variance_range": list(settings.log_variance_range),
+        "net": settings.model.net,
+        "likelihood": settings.model.likelihood,
+        "latent_dim": settings.model.latent_dim,
+        "log_variance_range": list(settings.model.log_variance_range),
         "image_shape": list(trainer.shape),
         "tasks": trainer.tasks_done,
         "task": task,
@@ -198,7 +198,7 @@ def _onnx(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Pa
     try:
         import onnxscript  # noqa: F401 (torch's exporter needs it)
     except ImportError:
-        raise InputError("--format onnx needs packages that are not installed: pip install 'boovae[onnx]'") from None
+        raise InputError("{format} onnx needs packages that are not installed: pip install 'boovae[onnx]'") from None
     outputs = {"encoder": ["mean", "log_variance"], "decoder": ["images"], "sampler": ["images"]}
     inputs = {"encoder": ["images"], "decoder": ["latents"], "sampler": ["uniform", "normal"]}
 
@@ -228,7 +228,7 @@ def _programs(
     write: Callable[[str, nn.Module, tuple[Tensor, ...], Path], None],
 ) -> list[Path]:
     """Write one file per network, each under a temporary name first."""
-    rows, pixels, latent_dim = 3, math.prod(trainer.shape), trainer.settings.latent_dim
+    rows, pixels, latent_dim = 3, math.prod(trainer.shape), trainer.settings.model.latent_dim
     arguments: dict[str, tuple[Tensor, ...]] = {
         "encoder": (torch.zeros(rows, pixels),),
         "decoder": (torch.zeros(rows, latent_dim),),

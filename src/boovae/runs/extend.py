@@ -179,16 +179,16 @@ def _one_task(settings: Settings, source: str, data_dir: Path | None) -> Stream:
     try:
         return load_data(settings, data_dir, source)
     except InputError as error:
-        raise InputError(f"--data {source}: {error}") from error
+        raise InputError(f"{{data}} {source}: {error.text}") from error
 
 
 def _next_task(past: Past, settings: Settings) -> Stream:
     """Return the task of the run's own dataset that follows those already learned."""
     if isinstance(past.own, str):
-        raise InputError(f"the run's own data is not at hand ({past.own}): name the new images with --data")
+        raise InputError(f"the run's own data is not at hand ({past.own}): name the new images with {{data}}")
     if past.own_tasks >= len(past.own):
         raise InputError(
-            f"all {len(past.own)} tasks of {settings.dataset} are learned: name the new images with --data"
+            f"all {len(past.own)} tasks of {settings.data.dataset} are learned: name the new images with {{data}}"
         )
     return past.own[past.own_tasks : past.own_tasks + 1]
 
@@ -198,12 +198,12 @@ def _check_fits(stream: Stream, head: Event, source: str | None) -> None:
     shape, pixels = tuple(head["shape"]), tuple(head.get("pixel_range", (0.0, 1.0)))
     if stream.shape != shape:
         raise InputError(
-            f"--data {source}: images of {_size(stream.shape)}, but this run has learned images of {_size(shape)}; "
+            f"{{data}} {source}: images of {_size(stream.shape)}, but this run has learned images of {_size(shape)}; "
             "bring them to that size"
         )
     if stream.pixel_range != pixels:
         raise InputError(
-            f"--data {source}: pixels in {list(stream.pixel_range)}, but this run has learned pixels in "
+            f"{{data}} {source}: pixels in {list(stream.pixel_range)}, but this run has learned pixels in "
             f"{list(pixels)}; rescale them"
         )
 
@@ -241,9 +241,9 @@ def _chosen_name(wanted: str | None, default: str, taken: Sequence[str]) -> str:
         numbered = (default if number == 1 else f"{default} ({number})" for number in range(1, len(taken) + 2))
         return next(name for name in numbered if name not in taken)
     if wanted in taken:
-        raise InputError(f"--name {wanted}: the run already has a task of that name; choose another")
+        raise InputError(f"{{name}} {wanted}: the run already has a task of that name; choose another")
     if not wanted.strip() or not wanted.isprintable():
-        raise InputError(f"--name is {wanted!r}; use printable characters")
+        raise InputError(f"{{name}} is {wanted!r}; use printable characters")
     return wanted
 
 

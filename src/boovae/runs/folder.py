@@ -9,9 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boovae.config import Settings, from_mapping, read_toml, to_toml
+from boovae.config import Settings, to_toml
+from boovae.config.resolve import read_toml
 from boovae.errors import InputError
 from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
+from boovae.methods import REGISTRY, from_mapping
 from boovae.metrics import partial as tally
 from boovae.report.log import checked, read_events
 from boovae.runs.progress import Display, Silent
@@ -54,14 +56,16 @@ class Run:
         try:
             make_folder(folder / "samples")
         except OSError as error:
-            raise InputError(f"cannot write to {folder} (--out): {error.strerror}; choose another folder") from error
+            raise InputError(f"cannot write to {folder} ({{out}}): {error.strerror}; choose another folder") from error
         with ExitStack() as stack:
             run = stack.enter_context(cls(folder, settings, display))
             if (folder / "config.toml").exists():  # asked once nobody else can make one
-                raise InputError(f"{folder} already holds a run: choose another --out, or --resume auto to continue it")
+                raise InputError(
+                    f"{folder} already holds a run: choose another {{out}}, or {{resume=auto}} to continue it"
+                )
             write_file(folder / "environment.json", json.dumps(environment, indent=1).encode())
             write_file(folder / "metrics.jsonl", b"")
-            write_file(folder / "config.toml", to_toml(settings).encode())
+            write_file(folder / "config.toml", to_toml(settings, REGISTRY.sections(settings.method)).encode())
             stack.pop_all()
             return run
 

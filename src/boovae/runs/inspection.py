@@ -117,7 +117,7 @@ def pruned(log_weights: Tensor, parts: DiagonalNormal, noise: Tensor, cost: floa
 def _noise(trainer: Trainer, task: int, replicas: slice = slice(None)) -> Tensor:
     """Return the noise of a task's samples, (R, K, S, L), always the same for a seed and a task."""
     places = trainer.replicas.buffers[WEIGHTS].shape[2]
-    draw = Draw("normal", (places, max(1, SAMPLES // places), trainer.settings.latent_dim))
+    draw = Draw("normal", (places, max(1, SAMPLES // places), trainer.settings.model.latent_dim))
     return Generators(trainer.replicas.seeds[replicas], trainer.device).draw(draw, "inspect", task)
 
 
@@ -134,7 +134,7 @@ def require_components(trainer: Trainer) -> None:
     method = trainer.settings.method
     if not has_components(trainer):
         raise InputError(
-            f"method '{method}' stores no components; train a run with --method boo or boo+distill to have some"
+            f"method '{method}' stores no components; train a run with {{method=boo}} or boo+distill to have some"
         )
     if trainer.tasks_done == 0:
         raise InputError("no task is finished yet, so there are no components: continue the run with `boovae train`")
@@ -204,9 +204,11 @@ def _remember_weights(method: Method, log_weights: Tensor) -> None:
 def prune_run(run: Run, trainer: Trainer, cost: float, tasks: Sequence[int]) -> list[Event]:
     """Prune a run between two tasks, and keep the result in its folder: log, checkpoint, numbers and pictures."""
     if not 0 < cost < math.inf:
-        raise InputError(f"--prune is {cost}; it must be a number of nats above 0, for example 0.001")
+        raise InputError(f"{{prune}} is {cost}; it must be a number of nats above 0, for example 0.001")
     if trainer.control is not None:
-        raise InputError(f"{run.folder} is in the middle of a task: let `boovae train` finish it, then prune (--prune)")
+        raise InputError(
+            f"{run.folder} is in the middle of a task: let `boovae train` finish it, then prune ({{prune}})"
+        )
     run.restore(trainer)  # the log may be longer than the checkpoint knows
     events = prune(trainer, cost, tasks)
     if events:

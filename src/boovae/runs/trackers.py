@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -77,7 +76,7 @@ class Dashboard:
         if package.__name__ == "wandb":
             options |= {"id": identity, "dir": str(run.folder)}
         with redirect_stdout(sys.stderr):  # results alone go to stdout
-            self._run: Any = self._package.init(project="boovae", config=asdict(run.settings), **options)
+            self._run: Any = self._package.init(project="boovae", config=run.settings.flat(), **options)
         if package.__name__ == "wandb":  # steps of its own for each axis
             for axis in ("epoch", "tasks_seen"):
                 self._run.define_metric(axis)
@@ -160,7 +159,7 @@ class Follower:
     def follow(self, events: Sequence[Event]) -> None:
         """Pass events on."""
         for event in events:
-            found = numbers_of(event, self._epochs, self.run.settings.seeds)
+            found = numbers_of(event, self._epochs, self.run.settings.training.seeds)
             self._epochs += event["event"] == "epoch"
             if found is None:
                 continue
@@ -180,7 +179,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Refuse trackers that do not exist or are not installed, before any work is done."""
     for name in names:
         if name not in PACKAGES:
-            raise unknown_name("tracker (--log)", name, PACKAGES)
+            raise unknown_name("tracker ({log})", name, PACKAGES)
         _package(name)
 
 
@@ -188,7 +187,9 @@ def _package(name: str) -> ModuleType:
     try:
         return importlib.import_module(PACKAGES[name])
     except ImportError:
-        raise InputError(f"--log {name} needs a package that is not installed: pip install 'boovae[{name}]'") from None
+        raise InputError(
+            f"{{log}} {name} needs a package that is not installed: pip install 'boovae[{name}]'"
+        ) from None
 
 
 @contextmanager

@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from boovae.config import Settings, flag
+from boovae.config import Settings
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.methods import outside_digest
@@ -116,7 +115,7 @@ def advance(run: Run, trainer: Trainer, tasks: Sequence[Task | None], judges: Ju
         else:
             task = tasks[trainer.tasks_done]
             assert task is not None
-            run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.epochs)
+            run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.training.epochs)
             run.learn(trainer, task)
         run.checkpoint(trainer)
         if evaluated and len(evaluations) < len(tasks):  # the end of a run says all there is to say
@@ -177,16 +176,16 @@ def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Tr
 
 def planned_tasks(stream: Stream, settings: Settings) -> Stream:
     """Return the tasks that the settings ask for."""
-    if settings.tasks is not None and settings.tasks > len(stream):
+    if settings.data.tasks is not None and settings.data.tasks > len(stream):
         raise InputError(
-            f"--tasks is {settings.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many"
+            f"{{tasks}} is {settings.data.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many"
         )
-    if settings.binarize != stream.binarize:
+    if settings.data.binarize != stream.binarize:
         raise InputError(
-            f"--binarize is {settings.binarize}, but the images of {stream.name} are {stream.binarize}: it belongs to "
-            "the data, load_stream and Stream.from_tasks have it too"
+            f"{{binarize}} is {settings.data.binarize}, but the images of {stream.name} are {stream.binarize}: it "
+            "belongs to the data, load_stream and Stream.from_tasks have it too"
         )
-    return stream[: settings.tasks]
+    return stream[: settings.data.tasks]
 
 
 def trainer_for(settings: Settings, planned: Stream, device: torch.device, compile: str, **options: Any) -> Trainer:
@@ -209,19 +208,19 @@ def _images(stream: Stream) -> int:
 def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None) -> Run:
     exists = (out / "config.toml").exists()
     if resume == "always" and not exists:
-        raise InputError(f"--resume always: {out} holds no run; use --resume auto to start one")
+        raise InputError(f"{{resume=always}}: {out} holds no run; use {{resume=auto}} to start one")
     if resume == "never" or not exists:
         return Run.create(out, settings, environment(trainer.device, trainer.compile, command), display)
     run = Run.open(out, display)
-    different = [
-        item.name for item in fields(Settings) if getattr(settings, item.name) != getattr(run.settings, item.name)
-    ]
+    there, here = run.settings.flat(), settings.flat()
+    different = [name for name in there | here if there.get(name) != here.get(name)]
     if different:
         run.close()
-        names = ", ".join(
-            f"{flag(name)} {getattr(run.settings, name)} there, {getattr(settings, name)} here" for name in different
+        shown = {name: [values.get(name, "the default") for values in (there, here)] for name in different}
+        names = ", ".join(f"{{{name}}} {before} there, {now} here" for name, (before, now) in shown.items())
+        raise InputError(
+            f"{out} holds a run with other settings ({names}): choose another {{out}} or the same settings"
         )
-        raise InputError(f"{out} holds a run with other settings ({names}): choose another --out or the same settings")
     return run
 
 
@@ -237,11 +236,11 @@ def run_event(
     return {
         "event": "run",
         "format": FORMAT,
-        "replicas": settings.replicas,
-        "seeds": list(settings.seeds),
+        "replicas": settings.training.replicas,
+        "seeds": list(settings.training.seeds),
         "method": settings.method,
         **({"method_digest": digest} if digest else {}),
-        "dataset": settings.dataset,
+        "dataset": settings.data.dataset,
         "shape": list(shape),
         "pixel_range": list(pixel_range),
         "tasks": list(tasks),
@@ -256,7 +255,7 @@ def _check_stream(run: Run, stream: Stream) -> None:
         raise InputError(f"{run.folder} was begun with tasks {', '.join(run.head()['tasks'])}, not {', '.join(names)}")
     if run.head()["split"] != json.loads(json.dumps(stream.split_record)):
         raise InputError(
-            f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another --out"
+            f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another {{out}}"
         )
 
 
@@ -265,7 +264,7 @@ def _check_method(run: Run) -> None:
     if run.head().get("method_digest", "") != outside_digest(run.settings.method):
         raise InputError(
             f"{run.folder} was begun with another version of the file that has {run.settings.method}: "
-            "put that one back, or choose another --out"
+            "put that one back, or choose another {out}"
         )
 
 

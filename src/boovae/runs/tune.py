@@ -6,7 +6,6 @@ costs little more than trying one. Test images are never looked at.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +13,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
 import torch
 from torch import Tensor
 
-from boovae.config import Settings, from_mapping, read_toml, toml_value
+from boovae.config import Settings
+from boovae.config.resolve import read_toml
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.methods import make_method, strengths_of
+from boovae.methods import from_mapping, make_method
+from boovae.methods.registry import METHODS, parts_of
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.replicas.devices import matmul_precision
 from boovae.runs.progress import Watch
@@ -30,19 +32,6 @@ from boovae.training.trainer import Trainer
 if TYPE_CHECKING:
     from boovae.data import Stream, Task
     from boovae.runs.progress import Display
-
-#: The strengths of each method, its main one first, and the values that are tried.
-SEARCHES: dict[str, dict[str, tuple[float, ...]]] = {
-    "boo": {"boo_lambda": (0.1, 0.3, 1.0, 3.0, 10.0)},
-    "mog": {"mog_lambda": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)},
-    "distill": {"distill_weight": (0.1, 0.2, 0.4, 0.8, 1.6)},
-    "replay": {"replay_weight": (0.1, 0.3, 1.0, 3.0)},
-    "ewc": {"ewc_strength": (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)},
-    "si": {"si_strength": (0.01, 0.1, 1.0, 10.0, 100.0)},
-    "vcl": {"vcl_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "vcl_log_variance": (-12.0, -10.0, -9.0, -8.0, -7.0)},
-}
-#: Of a method from outside the package, these multiples of what its file has; if that is 0, these.
-MULTIPLES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -68,19 +57,19 @@ def search(
     """Train every value on the planned tasks, all at once, and score it on their validation images."""
     setting, values = _what(settings, setting, values)
     if seeds < 1:
-        raise InputError(f"--seeds-each is {seeds}; it must be a whole number of at least 1")
+        raise InputError(f"{{seeds_each}} is {seeds}; it must be a whole number of at least 1")
     planned = planned_tasks(stream, settings)
-    many = dataclasses.replace(settings, replicas=len(values) * seeds)
+    many = settings.changed(replicas=len(values) * seeds)
     trainer = trainer_for(
         many,
         planned,
         device,
         compile,
-        seeds=[settings.seed + seed for _ in values for seed in range(seeds)],
+        seeds=[settings.training.seed + seed for _ in values for seed in range(seeds)],
         candidates={setting: [value for value in values for _ in range(seeds)]},
     )
     parts = [task.valid.images for task in planned]
-    scores = torch.cat(learn_and_score(trainer, planned, parts, settings.samples, display), dim=1).mean(1)
+    scores = torch.cat(learn_and_score(trainer, planned, parts, settings.evaluation.samples, display), dim=1).mean(1)
     rows = scores.view(len(values), seeds).tolist()
     return [Trial(setting, value, row) for value, row in zip(values, rows, strict=True)]
 
@@ -91,7 +80,7 @@ def learn_and_score(
     """Learn the tasks one after another, then return the NLL (R, n) of each one's `images` (n, D)."""
     watch = Watch(display)
     for index, task in enumerate(tasks):
-        display.task(index, len(tasks), task.name, trainer.settings.epochs)
+        display.task(index, len(tasks), task.name, trainer.settings.training.epochs)
         trainer.learn(task, watch)
     sizes = [len(part) for part in images]
     owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
@@ -122,7 +111,9 @@ def read_recipe(path: Path | None) -> dict[str, dict[str, Any]]:
     sections: dict[str, dict[str, Any]] = read_toml(path, "--recipe")
     for name, section in sections.items():
         if not isinstance(section, dict):
-            raise InputError(f"--recipe {path} must hold sections of settings, one per method: '{name}' is no section")
+            raise InputError(
+                f"{{recipe}} {path} must hold sections of settings, one per method: '{name}' is no section"
+            )
         from_mapping({"method": name, **section})
     return sections
 
@@ -131,38 +122,28 @@ def write_recipe(path: Path, method: str, winner: Trial) -> None:
     """Put the winner into the method's section of a recipe file; the other sections stay."""
     sections = read_recipe(path)
     sections.setdefault(method, {})[winner.setting] = winner.value
-    lines = [
-        f'["{name}"]\n' + "".join(f"{key} = {toml_value(value)}\n" for key, value in sorted(section.items()))
-        for name, section in sorted(sections.items())
-    ]
-    write_file(path, "\n".join(lines).encode())
+    write_file(path, tomli_w.dumps(sections).encode())
 
 
 def _what(settings: Settings, setting: str | None, values: Sequence[float] | None) -> tuple[str, tuple[float, ...]]:
     """Return the setting to choose and the values to try."""
-    searches = list(filter(None, map(_search_of, settings.method.split("+"))))
+    searches = [part.search for part in parts_of(settings.method) if part.search]
     if not searches:
-        raise InputError(f"--method {settings.method} has no strength to choose; these have: {', '.join(SEARCHES)}")
+        able = ", ".join(name for name, method in METHODS.items() if method.search)
+        raise InputError(f"{{method={settings.method}}} has no strength to choose; these have: {able}")
     if setting is None:
         if len(searches) != 1:
             raise InputError(
-                f"--method {settings.method} has {len(searches)} strengths to choose from; "
-                f"name one by --setting ({', '.join(name for search in searches for name in search)})"
+                f"{{method}} {settings.method} has {len(searches)} strengths to choose from; "
+                f"name one by {{setting}} ({', '.join(name for search in searches for name in search)})"
             )
         setting = next(iter(searches[0]))
     known = {strength: values for search in searches for strength, values in search.items()}
     if setting not in known:
         raise InputError(
-            f"--setting {setting}: method {settings.method} has no such strength; it has {', '.join(known)}"
+            f"{{setting}} {setting}: method {settings.method} has no such strength; it has {', '.join(known)}"
         )
     chosen = tuple(float(value) for value in values or known[setting])
     for value in chosen:  # a bad value is refused before anything is trained
-        make_method(from_mapping({**dataclasses.asdict(settings), setting: value}))
+        make_method(from_mapping({**settings.flat(), setting: value}))
     return setting, chosen
-
-
-def _search_of(name: str) -> dict[str, tuple[float, ...]]:
-    """Return the strengths of a method and the values that are tried; none if it has none."""
-    if name in SEARCHES:
-        return SEARCHES[name]
-    return {own: tuple((value or 1.0) * many for many in MULTIPLES) for own, value in strengths_of(name).items()}

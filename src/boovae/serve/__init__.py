@@ -58,12 +58,12 @@ def serve(player: Player, host: str = "127.0.0.1", port: int = 8000) -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     if not 0 <= port < 1 << 16:
-        raise InputError(f"--port is {port}; it must lie in 0 to 65535, 0 takes a free one")
+        raise InputError(f"{{port}} is {port}; it must lie in 0 to 65535, 0 takes a free one")
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise InputError(
-            f"cannot listen on {host}:{port} ({error.strerror}): try --port 0 or another --host"
+            f"cannot listen on {host}:{port} ({error.strerror}): try {{port=0}} or another {{host}}"
         ) from error
     # An answer is written in two parts; the second would wait 40 ms for the other side to confirm the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -71,7 +71,7 @@ class Player:
         if trainer.tasks_done == 0:
             raise InputError(f"{run.folder} has not finished its first task yet: continue it with `boovae train`")
         if samples < 1:
-            raise InputError(f"--samples is {samples}; it must be at least 1")
+            raise InputError(f"{{samples}} is {samples}; it must be at least 1")
         self.folder, self.settings, self.samples = run.folder.resolve().name, trainer.settings, samples
         self.shape, self.pixel_range, self.binarize = trainer.shape, trainer.pixel_range, trainer.binarize
         self.device, self.count = trainer.device, trainer.tasks_done
@@ -100,9 +100,9 @@ class Player:
         return {
             "run": self.folder,
             "method": self.settings.method,
-            "dataset": self.settings.dataset,
+            "dataset": self.settings.data.dataset,
             "shape": list(self.shape),
-            "latent_dim": self.settings.latent_dim,
+            "latent_dim": self.settings.model.latent_dim,
             "samples": self.samples,
             "apart": self.apart,
             "networks": self.networks,
@@ -126,7 +126,7 @@ class Player:
             self._task(task)
         if component is not None and (task is None or component not in [c.place for c in self.components[task]]):
             raise InputError(f"component {component} of task {task}: there is none")
-        draws = {"uniform": Draw("uniform", (n,)), "normal": Draw("normal", (n, self.settings.latent_dim))}
+        draws = {"uniform": Draw("uniform", (n,)), "normal": Draw("normal", (n, self.settings.model.latent_dim))}
         with self._computing():
             noise = Generators([seed], self.device).draw_all(draws, "play")
             uniform, normal = noise["uniform"][0], noise["normal"][0]
@@ -224,8 +224,10 @@ class Player:
             self._task(point.task)
         elif self.networks:
             raise InputError("task: each task has its own networks, say which reads z")
-        if len(point.z) != self.settings.latent_dim:
-            raise InputError(f"z: {len(point.z)} numbers, the latent space has {self.settings.latent_dim} dimensions")
+        if len(point.z) != self.settings.model.latent_dim:
+            raise InputError(
+                f"z: {len(point.z)} numbers, the latent space has {self.settings.model.latent_dim} dimensions"
+            )
         if not all(abs(number) <= FARTHEST for number in point.z):
             raise InputError(f"z: numbers must lie within ±{FARTHEST:g}")
         return torch.tensor(point.z, dtype=torch.float32, device=self.device)

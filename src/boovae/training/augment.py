@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from boovae.config import Settings
+from boovae.config import TrainingSettings
 from boovae.errors import InputError
 from boovae.replicas.randomness import Draw
 
@@ -24,20 +24,22 @@ GREY = (0.299, 0.587, 0.114)
 DEFORMED, SHIFT = 0.7, 0.6
 
 
-def check(settings: Settings, shape: tuple[int, ...], binarize: str) -> None:
+def check(settings: TrainingSettings, shape: tuple[int, ...], binarize: str) -> None:
     """Refuse changes that images of this shape cannot undergo, or that leave grey what must be black and white."""
     colour = len(shape) == 3 and shape[0] == 3
     if settings.mirror and len(shape) == 1:
-        raise InputError(f"--mirror needs pictures, these have shape {shape}; leave it out")
+        raise InputError(f"{{mirror}} needs pictures, these have shape {shape}; leave it out")
     for name, wanted, fits in (("jitter", "colour images", colour), ("deform", "pictures", len(shape) > 1)):
         strength = getattr(settings, name)
         if strength > 0 and not fits:
-            raise InputError(f"--{name} {strength:g} needs {wanted}, these have shape {shape}; set it to 0")
+            raise InputError(f"{{{name}={strength:g}}} needs {wanted}, these have shape {shape}; set it to 0")
         if strength > 0 and binarize == "threshold":
-            raise InputError(f"--{name} makes grey pixels, --binarize threshold leaves none: use --binarize dynamic")
+            raise InputError(
+                f"{{{name}}} makes grey pixels, {{binarize=threshold}} leaves none: use {{binarize=dynamic}}"
+            )
 
 
-def draws(settings: Settings, batch_size: int) -> dict[str, Draw]:
+def draws(settings: TrainingSettings, batch_size: int) -> dict[str, Draw]:
     """Return the random tensors of one step of one replica."""
     found: dict[str, Draw] = {}
     if settings.mirror:
@@ -50,7 +52,11 @@ def draws(settings: Settings, batch_size: int) -> dict[str, Draw]:
 
 
 def changed(
-    x: Tensor, batch: Mapping[str, Any], settings: Settings, shape: tuple[int, ...], pixel_range: tuple[float, float]
+    x: Tensor,
+    batch: Mapping[str, Any],
+    settings: TrainingSettings,
+    shape: tuple[int, ...],
+    pixel_range: tuple[float, float],
 ) -> Tensor:
     """Return images (B, D) changed by the random tensors that `batch` holds; as they are where it holds none."""
     if "mirror" in batch:

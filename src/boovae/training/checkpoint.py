@@ -82,7 +82,7 @@ def load_checkpoint(
                 _put_aside(folder, damaged)
             return found
     if problem is not None:
-        raise InputError(f"no checkpoint in {folder} can be read ({problem}): start anew in another folder (--out)")
+        raise InputError(f"no checkpoint in {folder} can be read ({problem}): start anew in another folder ({{out}})")
     return None
 
 

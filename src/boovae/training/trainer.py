@@ -59,17 +59,17 @@ class Trainer:
         self.shape, self.pixel_range, self.binarize = shape, pixel_range, binarize
         self.device = choose_device(device) if isinstance(device, str) else device
         self.compile = compile
-        self.likelihood = make_likelihood(settings.likelihood, pixel_range)
-        augment.check(settings, shape, binarize)
-        self._batch_statistics = settings.normalisation == "batch" and settings.net.startswith("conv")
-        if settings.bound_samples > 1 and self._batch_statistics:
+        self.likelihood = make_likelihood(settings.model.likelihood, pixel_range)
+        augment.check(settings.training, shape, binarize)
+        self._batch_statistics = settings.model.normalisation == "batch" and settings.model.net.startswith("conv")
+        if settings.training.bound_samples > 1 and self._batch_statistics:
             raise InputError(
-                f"--bound-samples {settings.bound_samples}: batch normalisation knows one pass of a batch, and several "
-                "samples take two; use --normalisation group, or --bound-samples 1"
+                "{bound_samples}: batch normalisation knows one pass of a batch, and several samples take two; use "
+                "{normalisation=group}, or {bound_samples=1}"
             )
         self.method = make_method(settings)
         self.method.compare(candidates or {})
-        self.replicas = Replicas(self.build, seeds or settings.seeds, self.device)
+        self.replicas = Replicas(self.build, seeds or settings.training.seeds, self.device)
         for name, values in (candidates or {}).items():
             if len(values) != len(self.replicas):
                 raise InputError(f"candidates: {len(values)} values of {name} for {len(self.replicas)} replicas")
@@ -90,17 +90,17 @@ class Trainer:
         settings, pixels = self.settings, math.prod(self.shape)
         prior = self.method.make_prior(pixels, self.pixel_range)
         nets = make_nets(
-            settings.net,
+            settings.model.net,
             self.shape,
-            settings.latent_dim,
-            settings.log_variance_range,
-            bounds=self.pixel_range if settings.decoder_bounds and not self.likelihood.logits else None,
-            normalisation=settings.normalisation,
+            settings.model.latent_dim,
+            settings.model.log_variance_range,
+            bounds=self.pixel_range if settings.model.decoder_bounds and not self.likelihood.logits else None,
+            normalisation=settings.model.normalisation,
         )
         nets = self.method.adapt(nets)
         if prior is None:
             prior = default_prior(settings, pixels, self.pixel_range)
-        return VAE(*nets, self.likelihood, prior, settings.latent_dim)
+        return VAE(*nets, self.likelihood, prior, settings.model.latent_dim)
 
     @property
     def tasks_done(self) -> int:
@@ -114,10 +114,13 @@ class Trainer:
 
         `reconstruction` and `kl` are the parts of the ELBO; with several samples per image the bound is tighter.
         """
-        x, weight = augment.changed(batch["x"], batch, self.settings, self.shape, self.pixel_range), batch["weight"]
+        x, weight = (
+            augment.changed(batch["x"], batch, self.settings.training, self.shape, self.pixel_range),
+            batch["weight"],
+        )
         if "pixels" in batch:  # last: what was changed must be black and white in the end, as the test images are
             x = (batch["pixels"] < x).to(x.dtype)
-        samples, kl_weight = self.settings.bound_samples, batch["kl_weight"]
+        samples, kl_weight = self.settings.training.bound_samples, batch["kl_weight"]
         with self.method.perturbed(model, batch):
             tight = None
             if samples == 1:
@@ -135,14 +138,14 @@ class Trainer:
 
     def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:
         """Return the random tensors of one step of one replica."""
-        several = (self.settings.bound_samples,) if self.settings.bound_samples > 1 else ()
-        draws = {"latent": Draw("normal", (*several, batch_size, self.settings.latent_dim))}
+        several = (self.settings.training.bound_samples,) if self.settings.training.bound_samples > 1 else ()
+        draws = {"latent": Draw("normal", (*several, batch_size, self.settings.model.latent_dim))}
         if training and several:
             draws["choice"] = Draw("uniform", (*several, batch_size))
         if training and self.binarize == "dynamic":
             draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
         if training:
-            draws |= augment.draws(self.settings, batch_size)
+            draws |= augment.draws(self.settings.training, batch_size)
         own = self.method.draws(batch_size) | (self.method.training_draws(batch_size) if training else {})
         for name in own.keys() & (draws.keys() | BATCH):
             raise InputError(f"method '{self.method.name}': a draw is called '{name}', which every batch has")
@@ -168,7 +171,7 @@ class Trainer:
             events = self.method.events()
             if not resumed:  # a resumed task has logged its beginning
                 self._forward(events, observer)
-            while self.epoch < self.settings.epochs and self._control.active.any():
+            while self.epoch < self.settings.training.epochs and self._control.active.any():
                 self._train_epoch(images, observer)
                 self._end_epoch(images, observer)
             self._finish(images, observer)
@@ -181,10 +184,10 @@ class Trainer:
         for split, count in (("training", len(train)), ("validation", len(valid))):
             if count == 0:
                 raise InputError(f"task '{task.name}' has no {split} images; it needs one, at least")
-        if self._batch_statistics and self.settings.batch_of(len(train)) < 2:
+        if self._batch_statistics and self.settings.training.batch_of(len(train)) < 2:
             raise InputError(
                 f"task '{task.name}': batch normalisation needs two images in a batch, at least; "
-                "use --normalisation group, or a larger --batch-size"
+                "use {normalisation=group}, or a larger {batch_size}"
             )
         self._own_images = len(train)
         self.method.see(index + 1)
@@ -201,7 +204,7 @@ class Trainer:
                     f"task '{task.name}' has images of {tuple(images.shape[1:])} pixels, this model has "
                     f"{math.prod(self.shape)}; make the Trainer with the shape of the stream"
                 )
-            bounded = self.settings.decoder_bounds and len(images) > 0  # other numbers have no range
+            bounded = self.settings.model.decoder_bounds and len(images) > 0  # other numbers have no range
             if bounded and not low - slack <= images.min() <= images.max() <= high + slack:
                 raise InputError(
                     f"task '{task.name}' has pixels in [{images.min():g}, {images.max():g}], outside pixel_range "
@@ -226,14 +229,14 @@ class Trainer:
         self.engine.load(
             images.train,
             images.valid,
-            settings.batch_of(images.train.shape[-2]),
+            settings.training.batch_of(images.train.shape[-2]),
             state,
             noise,
             settled=self.method.tasks_seen >= self.method.settled_by,
             block=self._block_length(),
         )
         if self.control is None:
-            self.control = Control(np.full(len(self.replicas), settings.learning_rate))
+            self.control = Control(np.full(len(self.replicas), settings.training.learning_rate))
             self.control.active[self.frozen] = 0
             self.engine.reset_optimiser()
             self._best = {name: tensor.clone() for name, tensor in self._snapshot().items()}
@@ -242,7 +245,7 @@ class Trainer:
             self._resume = None
 
     def _block_length(self) -> int:
-        return block_length(self.draws(self.settings.batch_size, training=True))
+        return block_length(self.draws(self.settings.training.batch_size, training=True))
 
     @property
     def _control(self) -> Control:
@@ -253,8 +256,8 @@ class Trainer:
         engine, settings = self.engine, self.settings
         engine.attend(np.flatnonzero(self._control.active).tolist())
         engine.rate.copy_(torch.from_numpy(self._control.learning_rate * self._annealed()))
-        warmth = min(1.0, self.epoch / settings.kl_warmup) if settings.kl_warmup else 1.0
-        engine.kl_weight.fill_(settings.kl_weight * warmth)
+        warmth = min(1.0, self.epoch / settings.training.kl_warmup) if settings.training.kl_warmup else 1.0
+        engine.kl_weight.fill_(settings.training.kl_weight * warmth)
         key = (images.index, self.epoch)
         steps, batch = engine.steps_per_epoch, engine.batch_size
         order = self.generators.order(engine.images, *key)[:, : steps * batch].unflatten(1, (steps, batch))
@@ -271,14 +274,16 @@ class Trainer:
 
     def _annealed(self) -> float:
         """Return the share of the learning rate that an epoch gets: half a cosine from 1 towards 0, or always 1."""
-        if self.settings.schedule == "plateau":
+        if self.settings.training.schedule == "plateau":
             return 1.0
-        return 0.5 * (1 + math.cos(math.pi * self.epoch / self.settings.epochs))
+        return 0.5 * (1 + math.cos(math.pi * self.epoch / self.settings.training.epochs))
 
     def _end_epoch(self, images: TaskImages, observer: Observer) -> None:
         settings, control = self.settings, self._control
-        if settings.bound_samples > 1:  # what several samples gain depends on the weight, so it is the full one
-            self.engine.kl_weight.fill_(settings.kl_weight)
+        if (
+            settings.training.bound_samples > 1
+        ):  # what several samples gain depends on the weight, so it is the full one
+            self.engine.kl_weight.fill_(settings.training.kl_weight)
         valid = self.engine.validate()
         train = {name: self.engine.totals[name] / self.engine.steps_per_epoch for name in valid}
         numbers = _to_host(train, valid)
@@ -286,9 +291,9 @@ class Trainer:
         penalty = parts["loss"] - parts["reconstruction"]
         penalty = penalty - self.engine.kl_weight[0].item() * parts["kl"]
         plain = parts["reconstruction"] + parts["kl"]
-        bound = parts["reconstruction"] + settings.kl_weight * parts["kl"]
+        bound = parts["reconstruction"] + settings.training.kl_weight * parts["kl"]
         loss = parts["loss"] = bound + penalty
-        if settings.bound_samples > 1:  # what is learned is tighter than its parts say
+        if settings.training.bound_samples > 1:  # what is learned is tighter than its parts say
             penalties = [values for name, values in parts.items() if name not in ("loss", "reconstruction", "kl")]
             plain = bound = loss - sum(penalties)
         active = control.active > 0
@@ -298,8 +303,8 @@ class Trainer:
         broken = active & ~(np.isfinite(numbers["train"]["loss"]) & np.isfinite(loss))
         for replica in np.flatnonzero(broken):
             self._recover(int(replica), images, observer)
-        self._watch(plain, loss if settings.stop_by == "loss" else bound, broken)
-        if self.epoch + 1 < settings.epochs:  # what came after the last one would be undone by `_finish`
+        self._watch(plain, loss if settings.training.stop_by == "loss" else bound, broken)
+        if self.epoch + 1 < settings.training.epochs:  # what came after the last one would be undone by `_finish`
             self.method.after_epoch(self.replicas, images, self.epoch)
         # Until an epoch may be the best one, a replica that diverges goes back to where the epoch before it ended.
         self._keep(active & ~broken & np.isinf(control.best))
@@ -317,14 +322,14 @@ class Trainer:
         """Lower learning rates, keep best snapshots, stop replicas; a broken one sits this epoch out."""
         settings, control = self.settings, self._control
         kept = Control.from_tensors(control.tensors())
-        if settings.schedule == "plateau":
-            control.plateau(plain, settings.plateau_patience)
+        if settings.training.schedule == "plateau":
+            control.plateau(plain, settings.training.plateau_patience)
         improved = control.early_stop(
             watched,
             self.epoch,
-            settings.early_stop,
-            eligible=self.epoch >= min(self.method.first_eligible, settings.epochs - 1),
-            counting=self.epoch >= max(settings.kl_warmup, self.method.first_eligible),
+            settings.training.early_stop,
+            eligible=self.epoch >= min(self.method.first_eligible, settings.training.epochs - 1),
+            counting=self.epoch >= max(settings.training.kl_warmup, self.method.first_eligible),
         )
         for name in ("learning_rate", "plateau_best", "plateau_wait", "best", "best_epoch", "wait", "active"):
             getattr(control, name)[broken] = getattr(kept, name)[broken]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def packed(trainer: Trainer) -> dict[str, Any]:
     """Return all that lasts of a trainer as plain values and arrays; its step and its graphs do not."""
     tensors, record = trainer.state()
     return {
-        "settings": asdict(trainer.settings),
+        "settings": trainer.settings.flat(),
         "shape": trainer.shape,
         "pixel_range": trainer.pixel_range,
         "binarize": trainer.binarize,
@@ -55,7 +54,7 @@ def packed(trainer: Trainer) -> dict[str, Any]:
 def unpacked(values: dict[str, Any], device: torch.device) -> Trainer:
     """Return the trainer that `packed` took apart."""
     trainer = Trainer(
-        Settings(**values["settings"]),
+        Settings().changed(**values["settings"]),
         values["shape"],
         values["pixel_range"],
         binarize=values["binarize"],

@@ -1,0 +1,146 @@
+"""Who wins where several say what a setting is: a flag, then the file, the preset, the strengths that `boovae tune`
+chose for a dataset, the recipe of the dataset, and last the default.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from boovae.config.section import Section
+from boovae.config.settings import CORE, CORE_NAMES, Settings
+from boovae.errors import InputError, unknown_name
+from boovae.files import TEXT_BYTES, read_file
+
+
+class Parts(Protocol):
+    """What settings methods have: the registry, which lies above this room and comes in as an argument."""
+
+    def sections(self, method: str) -> Sequence[type[Section]]:
+        """Return the sections that a method, or a combination `a+b`, reads."""
+
+    def owners(self) -> Mapping[str, str]:
+        """Return the name of a method for each setting that any method reads."""
+
+
+def resolve(
+    given: Mapping[str, Any],
+    file: Path | None = None,
+    preset: str | None = None,
+    *,
+    parts: Parts,
+    common: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Return the settings from what the user named, a TOML file, a preset, the dataset's recipe and the defaults.
+
+    `common` holds settings of several methods, as a file may: those that the method does not read are left out. In
+    `given` they are refused.
+    """
+    named = {name: value for name, value in given.items() if value is not None}
+    shared = {**(read_settings(file) if file else {}), **(common or {})}
+    dataset, method = (
+        str(named.get(name, shared.get(name, usual)))
+        for name, usual in (("dataset", Settings().data.dataset), ("method", Settings.method))
+    )
+    refuse_foreign(named, method, parts)
+    layers = (recipe(dataset), strengths(dataset, method), _preset(preset, dataset), shared, named)
+    values = {name: value for layer in layers for name, value in layer.items()}
+    return from_mapping(values, parts=parts)
+
+
+def from_mapping(values: Mapping[str, Any], *, parts: Parts) -> Settings:
+    """Return the settings of a mapping, flat or with a table per section; settings of other methods are left out.
+
+    >>> from boovae.methods import REGISTRY
+    >>> from_mapping({"method": "ewc", "training": {"epochs": 3}, "boo_steps": 7}, parts=REGISTRY).own
+    ()
+    """
+    flat = {name: value for name, value in flattened(values).items() if value is not None}
+    settings = Settings().changed(**{name: flat[name] for name in CORE_NAMES & flat.keys()})
+    own: dict[str, Any] = {}
+    for kind in parts.sections(settings.method):
+        given = {item.name: flat[item.name] for item in fields(kind) if item.name in flat}
+        section, usual = kind(**given), kind()
+        own |= {name: value for name in given if (value := getattr(section, name)) != getattr(usual, name)}
+    for name in flat.keys() - CORE_NAMES - parts.owners().keys():
+        raise unknown_name("setting", name, CORE_NAMES | parts.owners().keys())
+    return settings.changed(**own)
+
+
+def refuse_foreign(named: Mapping[str, Any], method: str, parts: Parts) -> None:
+    """Refuse settings that the method would not read: whoever names one expects it to matter."""
+    owners = parts.owners()
+    read = {item.name for kind in parts.sections(method) for item in fields(kind)}
+    for name in named:
+        if name in owners and name not in read:
+            raise InputError(
+                f"{{{name}}} is a setting of method '{owners[name]}', and '{method}' does not read it; leave it out"
+            )
+
+
+def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by name alone; `strengths`, a list of NAME=VALUE, is how version 0.1.0 wrote a method's."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and name in (*CORE, "method_settings"):
+            flat |= value
+        elif name == "strengths":
+            flat |= {text.partition("=")[0]: float(text.partition("=")[2]) for text in value}
+        else:
+            flat[name] = value
+    return flat
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings in a TOML file by name."""
+    return flattened(read_toml(path))
+
+
+def read_toml(path: Path, argument: str = "config") -> dict[str, Any]:
+    """Read a TOML file, which an argument has named."""
+    try:
+        return tomllib.loads(read_file(path, TEXT_BYTES).decode("utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"no such configuration file: {path} ({{{argument}}})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the configuration {path} ({{{argument}}}): {error}") from error
+
+
+# --- what is chosen for a dataset -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _packaged(name: str) -> dict[str, Any]:
+    """Return a TOML file of this package."""
+    return tomllib.loads(resources.files("boovae.config").joinpath(name).read_text(encoding="utf-8"))
+
+
+def recipe(dataset: str) -> dict[str, Any]:
+    """Return what belongs to a dataset; the user's own data have a recipe of their own."""
+    recipes = _packaged("recipes.toml")
+    found: dict[str, Any] = recipes.get(dataset, recipes["own_data"])
+    return found
+
+
+def strengths(dataset: str, method: str) -> dict[str, Any]:
+    """Return what was chosen on validation data for a method, or for the parts of a combination."""
+    sections = _packaged("strengths.toml").get(dataset, {})
+    chosen: dict[str, Any] = {}
+    for name in (*method.split("+"), method):
+        chosen |= sections.get(name, {})
+    return chosen
+
+
+def _preset(name: str | None, dataset: str) -> dict[str, Any]:
+    if name is None:
+        return {}
+    presets = _packaged("presets.toml")
+    if name not in presets:
+        raise unknown_name("preset ({preset})", name, presets)
+    common = {key: value for key, value in presets[name].items() if not isinstance(value, dict)}
+    return {**common, **presets[name].get(dataset, {})}

@@ -1,0 +1,106 @@
+"""A group of settings: a small frozen dataclass whose values are checked against their types and limits.
+
+The core has four of them (`settings.py`); each method, inside the package or outside, declares its own beside its code.
+Names are unique over all sections, so a flag, a line of TOML and a keyword can all name a setting by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+import msgspec
+from msgspec import Meta, inspect
+
+from boovae.errors import SettingError, unknown_name
+
+#: The largest finite number; NaN is refused by any limit.
+_LARGEST = sys.float_info.max
+
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+WholeNumber = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Finite = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST)]
+Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Settings that belong together; a value of the wrong type or beyond its limits is refused.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class AnchorSettings(Section):
+    ...     anchor_pull: NotNegative = 100.0
+    >>> AnchorSettings(anchor_pull=3)
+    AnchorSettings(anchor_pull=3.0)
+    """
+
+    #: Settings that the command line's help shows only when it is asked for all.
+    advanced: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = checked(item.name, getattr(self, item.name), hints(type(self))[item.name])
+            object.__setattr__(self, item.name, value)
+
+
+def hints(kind: type) -> dict[str, Any]:
+    """Return the type of every setting of a section, with its limits."""
+    return _hints(kind)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """Return the value as its type; TOML has lists where we have tuples, and NumPy its own numbers."""
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, str) and not value.isprintable():
+        raise SettingError(name, value, "a name or path of printable characters")
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        found = inspect.type_info(hint)
+        if isinstance(found, inspect.LiteralType) and isinstance(value, str):
+            raise unknown_name(f"value for {{{name}}}", value, map(str, found.values)) from None
+        raise SettingError(name, value, wanted(found)) from None
+
+
+def wanted(found: inspect.Type) -> str:
+    """Say in words what a type takes.
+
+    >>> wanted(inspect.type_info(AtLeastOne)), wanted(inspect.type_info(Share))
+    ('a whole number of at least 1', 'a number of at least 0 and under 1')
+    """
+    match found:
+        case inspect.UnionType(types=types):
+            return " or ".join(wanted(each) for each in types)
+        case inspect.NoneType():
+            return "left out"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return f"a whole number{_limits(found)}"
+        case inspect.FloatType():
+            return f"a number{_limits(found)}"
+        case inspect.VarTupleType(item_type=item):
+            return f"a list, each {wanted(item)}"
+        case inspect.TupleType(item_types=items):
+            return f"{len(items)} numbers"
+        case inspect.LiteralType(values=values):
+            return f"one of {', '.join(map(str, values))}"
+    return "a text"
+
+
+def _limits(found: inspect.IntType | inspect.FloatType) -> str:
+    """Write limits in words; those of finite numbers go without saying."""
+    words = (("of at least", found.ge), ("above", found.gt), ("at most", found.le), ("under", found.lt))
+    named = [f"{word} {limit:g}" for word, limit in words if limit is not None and abs(limit) < 2**62]
+    return f" {' and '.join(named)}" if named else ""
