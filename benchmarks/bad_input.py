@@ -21,9 +21,10 @@ from PIL import Image
 
 from boovae.bench.studies import bench
 from boovae.cli.arguments import Bench
-from boovae.config import Settings, from_mapping, resolve
+from boovae.config import Settings
 from boovae.data import Stream, load_stream, read_idx, write_idx
 from boovae.errors import BoovaeError
+from boovae.methods import from_mapping, resolve
 from boovae.replicas.devices import choose_device
 from boovae.runs.folder import Run
 from boovae.runs.train import load_trainer, train
@@ -300,7 +301,7 @@ CASES: dict[str, Case] = {
     "transparent pictures": folder_with(lambda folder: picture(folder / "a" / "9.png", mode="LA")),
     "notes and hidden files among pictures": folder_with(lambda folder: (folder / "a" / ".9.png").touch()),
     "names in any alphabet": folder_with(lambda folder: picture(folder / "ключ 鍵 🗝" / "9.png"), name="ключ 鍵 🗝"),
-    "a path with a line break": lambda folder: Settings(dataset="folder:a\nb"),
+    "a path with a line break": lambda folder: Settings().changed(dataset="folder:a\nb"),
     # settings
     "a setting that does not exist": configured("epoch = 3\n"),
     "a setting of another type": configured('epochs = "many"\n'),

@@ -26,9 +26,9 @@ from typing import Any, Literal
 from bad_input import CASES, documented
 from bad_input import attempt as try_bad_input
 from boovae.cli.terminal import print_rows
-from boovae.config import resolve
 from boovae.data import load_stream
 from boovae.errors import BoovaeError, InputError
+from boovae.methods import resolve
 from boovae.replicas.devices import source_commit
 from boovae.runs.train import train
 from fuzz_requests import fuzz_server

@@ -30,9 +30,10 @@ from PIL import Image
 from safetensors.torch import load, save
 
 from boovae.cli.main import _events
-from boovae.config import Settings, resolve
+from boovae.config import Settings
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError
+from boovae.methods import resolve
 from boovae.metrics.evaluation import generate
 from boovae.report import write_csv, write_report
 from boovae.runs.extend import extend

@@ -11,7 +11,6 @@ not part of a step: `seconds` of a run tell it. With `--profile` the kernels of 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import statistics
@@ -110,7 +109,7 @@ def time_method(settings: Settings, device: torch.device, options: argparse.Name
     for number in range(1, max(options.tasks) + 1):
         timed = number in options.tasks
         clock = StepClock(EPOCHS if timed and options.profile else None)
-        trainer.settings = dataclasses.replace(settings, epochs=EPOCHS + options.profile if timed else 1)
+        trainer.settings = settings.changed(epochs=EPOCHS + options.profile if timed else 1)
         data = torch.rand(options.images, math.prod(shape), generator=torch.Generator().manual_seed(number))
         trainer.learn(task_of(data, number - 1), clock)
         if timed:

@@ -26,8 +26,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from boovae.config import resolve
 from boovae.data import Stream, Task, load_stream
+from boovae.methods import resolve
 from boovae.runs.folder import Run
 from boovae.runs.progress import Silent
 from boovae.runs.train import train

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from boovae.config import Settings, resolve
+from boovae.config import Settings
 from boovae.data import Split, Task
+from boovae.methods import resolve
 from boovae.metrics.likelihood import log_likelihood
 from boovae.model.vae import VAE
 from boovae.replicas.devices import matmul_precision, source_commit

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 
 from boovae.bench.cells import Variant
 from boovae.cli.terminal import print_rows
-from boovae.config import Settings, resolve
+from boovae.config import Settings
 from boovae.data import Stream
 from boovae.errors import InputError
-from boovae.methods import make_method
+from boovae.methods import make_method, resolve
 from boovae.metrics.evaluation import generate
 from boovae.metrics.features import check_names
 from boovae.metrics.judges import judge

@@ -10,7 +10,7 @@ from typing import Any
 from boovae.bench.cells import FORMAT, Cell, Summary
 from boovae.bench.executors import Handle
 from boovae.bench.worker import Answer, Job, work
-from boovae.config import resolve
+from boovae.methods import resolve
 from conftest import TINY
 
 GIVEN = {name: value for name, value in TINY.items() if name not in ("method", "tasks")}

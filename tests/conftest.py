@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
-from boovae.config import Settings, resolve
+from boovae.config import Settings
 from boovae.data import Stream, Task, load_stream
+from boovae.methods import resolve
 from boovae.model.distributions import DiagonalMixture
 from boovae.replicas import stacked as replicas_module
 from boovae.runs.folder import Run
@@ -144,7 +145,8 @@ def third(digits: Stream, tmp_path: Path) -> str:
 
 def tiny(**changes: Any) -> Settings:
     """Return the settings of a run that takes a moment."""
-    return dataclasses.replace(resolve({"dataset": "digits", **TINY}), **changes)
+    named = {"method": TINY["method"], **changes}
+    return resolve({"dataset": "digits", "method": named["method"]}, common={**TINY, **named})
 
 
 def watched(page: Page) -> tuple[list[str], list[str]]:

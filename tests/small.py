@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
 
 def make_trainer(replicas: int = 1, binarize: str = "none", seed: int = 3, **changes: Any) -> Trainer:
     """Return a trainer that has learned nothing yet."""
-    settings = Settings(replicas=replicas, seed=seed, **{**SETTINGS, **changes})
+    settings = Settings().changed(replicas=replicas, seed=seed, **{**SETTINGS, **changes})
     return Trainer(settings, (PIXELS,), binarize=binarize)
 
 

@@ -23,8 +23,9 @@ from boovae.bench.marker import open_folder
 from boovae.bench.published import METHODS
 from boovae.bench.request import Request
 from boovae.cli.main import main
-from boovae.config import Settings, folder_name, resolve
+from boovae.config import Settings, folder_name
 from boovae.errors import InputError
+from boovae.methods import resolve
 from boovae.runs.data import load_data
 
 
@@ -243,7 +244,7 @@ def test_a_setting_that_a_method_never_reads_asks_for_no_cell_anew(tmp_path: Pat
         before, after = (plan(["digits"], [method], {**GIVEN, "boo_prune": share}, 2)[0] for share in (0.001, 0.1))
         assert (before.name == after.name) is same
     (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
-    old = dataclasses.asdict(dataclasses.replace(cell.settings, mog_fit="gradient"))
+    old = dataclasses.asdict(cell.settings.changed(mog_fit="gradient"))
     (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell) | {"settings": old}))
     assert read_summary(tmp_path, cell) is not None
 
@@ -251,7 +252,7 @@ def test_a_setting_that_a_method_never_reads_asks_for_no_cell_anew(tmp_path: Pat
 def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:
     (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
     assert read_summary(tmp_path, cell) is None
-    other = dataclasses.asdict(dataclasses.replace(cell.settings, epochs=99))
+    other = dataclasses.asdict(cell.settings.changed(epochs=99))
     (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell) | {"settings": other}))
     with pytest.raises(InputError, match="other settings"):
         read_summary(tmp_path, Cell("ewc", cell.settings))

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from boovae.cli.main import main
-from boovae.config import resolve
 from boovae.data import Stream
 from boovae.errors import InputError
-from boovae.methods import TaskImages
+from boovae.methods import TaskImages, resolve
 from boovae.metrics.evaluation import generate
 from boovae.model.normalisation import BatchNorm, learning
 from boovae.model.vae import VAE

@@ -39,7 +39,7 @@ class Bench:
         buffers = self.replicas.buffers
         buffers["prior.live_inputs"].zero_()
         buffers["prior.live_log_weights"].fill_(EMPTY)
-        return Minorisation(dataclasses.replace(self.trainer.settings, **changes), (0.0, 1.0))
+        return Minorisation(self.trainer.settings.changed(**changes), (0.0, 1.0))
 
     @property
     def replicas(self) -> Replicas:
@@ -138,7 +138,7 @@ def test_a_refused_component_changes_nothing_and_does_not_end_the_growth(bench: 
     bench.minorisation(boo_objective="forward", boo_steps=20).grow(bench.replicas, bench.task, 0)
     before = bench.fitted()[1]
     for slot, tolerance in ((1, 1e6), (2, 1e-3)):
-        settings = dataclasses.replace(bench.trainer.settings, boo_objective="forward", boo_tolerance=tolerance)
+        settings = bench.trainer.settings.changed(boo_objective="forward", boo_tolerance=tolerance)
         said = Minorisation(settings, (0.0, 1.0)).grow(bench.replicas, bench.task, slot)
         after = bench.fitted()[1]
         assert said.isnan().tolist() == [slot == 1] * 2

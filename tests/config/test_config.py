@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boovae.config.presets import RECIPES
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from boovae.config import Settings, flag, from_mapping, read_toml, resolve, to_toml
-from boovae.config.presets import RECIPES
+from boovae.config import Settings, to_toml
+from boovae.config.resolve import read_toml
 from boovae.errors import InputError
-from boovae.methods import make_method
+from boovae.errors import as_flag as flag
+from boovae.methods import from_mapping, make_method, resolve
 
 positive = st.integers(1, 10**12)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -64,7 +66,7 @@ def test_settings_survive_toml(settings: Settings) -> None:
 
 
 def test_settings_survive_a_file(tmp_path: Path) -> None:
-    settings = Settings(dataset='folder:C:\\a "b" ü', class_order=(3, 1, 2), tasks=2, learning_rate=1e-7)
+    settings = Settings().changed(dataset='folder:C:\\a "b" ü', class_order=(3, 1, 2), tasks=2, learning_rate=1e-7)
     path = tmp_path / "config.toml"
     path.write_text(to_toml(settings), encoding="utf-8")
     assert resolve({}, path) == settings
@@ -73,7 +75,7 @@ def test_settings_survive_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["folder:a\nb", "folder:\x7f", "folder:\udcff"])
 def test_names_that_no_terminal_can_show_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"--dataset is .* printable"):
-        Settings(dataset=name)
+        Settings().changed(dataset=name)
 
 
 def test_numbers_come_back_with_the_type_of_their_setting() -> None:
@@ -139,7 +141,7 @@ def test_without_a_dataset_the_recipe_of_the_default_one_counts() -> None:
 
 def test_own_data_is_learned_in_batches_that_fit_its_tasks() -> None:
     own = resolve({"dataset": "npz:some.npz"})
-    assert own == Settings(dataset="npz:some.npz", epoch_steps=20, learning_rate=1e-3)
+    assert own == Settings().changed(dataset="npz:some.npz", epoch_steps=20, learning_rate=1e-3)
     assert [own.batch_of(images) for images in (7, 48, 300, 1000, 9000)] == [7, 24, 30, 50, 250]
     assert resolve({"dataset": "npz:some.npz", "batch_size": 16}).batch_of(300) == 15  # nineteen steps, evenly
     assert resolve({"dataset": "mnist"}).batch_of(300) == 250
@@ -258,14 +260,14 @@ def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_flag(name: str,
 
 def test_an_unknown_choice_names_the_choices() -> None:
     with pytest.raises(InputError, match=r"--binarize 'dynamc': did you mean 'dynamic'\? Known: dynamic, none, thresh"):
-        Settings(binarize="dynamc")  # type: ignore[arg-type]
+        Settings().changed(binarize="dynamc")  # type: ignore[arg-type]
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
 
 
 def test_seeds_of_the_replicas_follow_by_one() -> None:
-    assert Settings(seed=3, replicas=4).seeds == (3, 4, 5, 6)
+    assert Settings().changed(seed=3, replicas=4).seeds == (3, 4, 5, 6)
 
 
 def test_settings_cannot_be_changed() -> None:

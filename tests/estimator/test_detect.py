@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, distributions
 
 from boovae.cli.main import main
-from boovae.config import resolve
 from boovae.data import Stream, load_stream
 from boovae.data.borders import recut
 from boovae.errors import InputError
 from boovae.estimator.detection import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo_and_kl, find_borders
+from boovae.methods import resolve
 from boovae.replicas.randomness import Draw, Generators
 from boovae.runs.progress import Lines, Silent
 from boovae.training.trainer import Trainer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import random
@@ -13,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from boovae.config import Settings, resolve
+from boovae.config import Settings
 from boovae.data import Stream, load_stream
+from boovae.methods import resolve
 from boovae.metrics.evaluation import evaluate
 from boovae.model.priors.boosted import EMPTY
 from boovae.training.events import Event
@@ -208,7 +208,7 @@ def test_boo_with_distillation_forgets_a_tenth_of_what_fine_tuning_forgets() -> 
 
     def forgotten(method: str) -> float:
         settings = resolve({"dataset": "digits", "method": method, "replicas": 2, "samples": 300})
-        trainer = Trainer(dataclasses.replace(settings, tasks=4), stream.shape)
+        trainer = Trainer(settings.changed(tasks=4), stream.shape)
         history: list[dict[str, object]] = []
         for seen, task in enumerate(stream, start=1):
             trainer.learn(task, Recorder())

@@ -97,7 +97,7 @@ def test_settings_of_other_methods_are_put_back_to_their_defaults() -> None:
 @every_method
 def test_memory_survives_a_restart_between_tasks(case: dict[str, Any], digits: Stream) -> None:
     settings = tiny(**case)
-    trainer = trained(dataclasses.replace(settings, tasks=2), digits)
+    trainer = trained(settings.changed(tasks=2), digits)
     tensors, record = trainer.state()
     stranger = Trainer(settings, digits.shape)
     stranger.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)

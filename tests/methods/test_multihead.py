@@ -62,7 +62,9 @@ def test_an_image_is_scored_and_made_by_the_network_of_its_task(digits: Stream) 
         view = trainer.method.view(trainer.replicas, index)
         alone = -log_likelihood(view, images, trainer.settings.evaluation.samples).log_prob.mean(1)
         torch.testing.assert_close(torch.tensor(history[-1]["nll"]["per_task"][index]), alone, rtol=1e-5, atol=1e-5)
-    wrong = -log_likelihood(trainer.replicas, digits[0].test.images, trainer.settings.evaluation.samples).log_prob.mean(1)
+    wrong = -log_likelihood(trainer.replicas, digits[0].test.images, trainer.settings.evaluation.samples).log_prob.mean(
+        1
+    )
     assert not torch.allclose(torch.tensor(history[-1]["nll"]["per_task"][0]), wrong, atol=1e-2)
     everything, first = generate(trainer, 9), generate(trainer, 9, task=0)
     torch.testing.assert_close(everything[:, 0::3], first[:, 0::3])

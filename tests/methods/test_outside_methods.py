@@ -108,7 +108,7 @@ def test_a_flag_replaces_the_strength_it_names_and_a_bench_gives_each_method_its
     program = f"""
 from pathlib import Path
 from boovae.cli.main import parsed
-from boovae.config import resolve
+from boovae.methods import resolve
 from boovae.bench.cells import plan
 from boovae.runs.tune import _what
 file = Path({str(config)!r})

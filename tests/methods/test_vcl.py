@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -235,7 +234,7 @@ def batch_of(trainer: Trainer, images: Tensor, *, training: bool) -> Batch:
 @pytest.mark.parametrize("method", ["vcl", "boo+vcl", "multihead+vcl", "vcl+distill"])
 def test_noise_is_in_the_elbo_of_training_and_nowhere_else(method: str, digits: Stream) -> None:
     settings = tiny(method=method, vcl_log_variance=-1.0)
-    trainer, calm = (trained(dataclasses.replace(settings, tasks=1), digits) for _ in range(2))
+    trainer, calm = (trained(settings.changed(tasks=1), digits) for _ in range(2))
     for one in (trainer, calm):
         one._begin(one._task_images(digits[1]))
     for name, tensor in calm.replicas.parameters.items():

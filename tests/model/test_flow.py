@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -141,7 +140,7 @@ def test_components_are_shown_where_the_flow_takes_them(digits: Stream) -> None:
 )
 def test_what_makes_no_sense_with_a_flow_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        make_method(dataclasses.replace(tiny(method="boo-flow"), **changes))
+        make_method(tiny(method="boo-flow").changed(**changes))
 
 
 def test_the_greedy_forward_objective_works_behind_a_flow(digits: Stream) -> None:

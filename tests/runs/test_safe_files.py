@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from boovae.config import read_toml
+from boovae.config.resolve import read_toml
 from boovae.data import readers
 from boovae.data.download import ResumingDownloader
 from boovae.data.readers import read_idx, read_npz

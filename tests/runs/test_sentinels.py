@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from boovae.cli.main import main
-from boovae.config import Settings, flag
+from boovae.config import Settings
 from boovae.data import Stream
+from boovae.errors import as_flag as flag
 from boovae.metrics.posterior import posterior_health
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from boovae.cli.main import main
-from boovae.config import resolve
 from boovae.data import Stream
 from boovae.errors import InputError
+from boovae.methods import resolve
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.runs import tune
 from boovae.runs.progress import Silent

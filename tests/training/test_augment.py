@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +9,9 @@ from PIL import Image, ImageEnhance
 from scipy.ndimage import map_coordinates
 from torch.func import vmap
 
-from boovae.config import resolve
 from boovae.data import load_stream
 from boovae.errors import InputError
+from boovae.methods import resolve
 from boovae.runs.progress import Silent, Watch
 from boovae.training.augment import colour_jitter, deform, mirror
 from boovae.training.trainer import Trainer
@@ -147,7 +145,7 @@ def test_training_draws_deformed_images_and_scoring_does_not() -> None:
     trainer = Trainer(settings, stream.shape, stream.pixel_range)
     assert {"deform", "deformed"} <= trainer.draws(8, training=True).keys()
     assert not {"deform", "deformed"} & trainer.draws(8, training=False).keys()
-    plain = Trainer(replace(settings, deform=0.0), stream.shape, stream.pixel_range)
+    plain = Trainer(settings.changed(deform=0.0), stream.shape, stream.pixel_range)
     for each in (trainer, plain):
         each.learn(stream[0], Watch(Silent()))
     assert not any(

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from boovae.cli import main as cli
-from boovae.config import Settings, from_mapping, resolve, to_toml
+from boovae.config import Settings, to_toml
 from boovae.data import Stream, read_folder, read_idx, read_npz
 from boovae.errors import InputError
+from boovae.methods import from_mapping, resolve
 from boovae.training.checkpoint import load_checkpoint
 from hostile_files import _data_files, damaged
 

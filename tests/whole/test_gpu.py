@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -45,7 +44,7 @@ def test_the_same_run_twice_is_the_same_on_a_gpu(net: str, compiled: bool, digit
 def test_replicas_on_streams_learn_what_they_learn_alone(digits: Stream) -> None:
     settings = tiny(net="conv:4", method="boo", boo_objective="literal", replicas=3)
     together = trained_on_gpu(settings, digits, compiled=False).replicas.tensors()
-    alone = trained_on_gpu(dataclasses.replace(settings, seed=2, replicas=1), digits, compiled=False).replicas.tensors()
+    alone = trained_on_gpu(settings.changed(seed=2, replicas=1), digits, compiled=False).replicas.tensors()
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name][2], tensor[0])
 

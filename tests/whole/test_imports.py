@@ -12,7 +12,7 @@ for name in ("sklearn", "tyro", "matplotlib", "PIL", "jinja2", "pooch", "request
     sys.modules[name] = None  # as if it were not installed
 
 import torch
-from boovae.config import resolve
+from boovae.methods import resolve
 from boovae.data import Stream
 from boovae.methods import METHODS
 from boovae.training.trainer import Trainer
