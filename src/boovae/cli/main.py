@@ -88,7 +88,8 @@ def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
     if name == "tune" and words and not words[0].startswith("-"):
         words = ["--method", *words]  # boovae tune METHOD
     if not verb.settings:
-        return (tyro.cli(_flat_names(verb.kind), prog=f"boovae {name}", args=words),)
+        found = tyro.cli(_flat_names(_unchecked(verb.kind, hide=False)), prog=f"boovae {name}", args=words)
+        return (verb.kind(**_values(found)),)
     first = _first_look(words)
     helped = first.help or first.help_all
     if helped and first.method is None and not first.help_all:  # without the methods, which import torch
@@ -164,7 +165,7 @@ def _asked(
     flat = {"method": found.method}
     for part in parts.keys() - {"output"}:
         flat |= asdict(getattr(found, part))
-    return found.output, flat
+    return kind(**_values(found.output)), flat
 
 
 def _flat_names(kind: Any) -> Any:
@@ -188,7 +189,8 @@ def _unchecked(kind: Any, *, hide: bool) -> Any:
     ]
     nothing = {"__post_init__": lambda self: None}
     made = make_dataclass(kind.__name__, hidden, bases=(kind,), namespace=nothing, frozen=True)
-    made.__doc__ = kind.__doc__ if issubclass(kind, Section) else "What is measured and written, and where it computes."
+    command = issubclass(kind, kinds.Configured)
+    made.__doc__ = "What is measured and written, and where it computes." if command else kind.__doc__
     return made
 
 
