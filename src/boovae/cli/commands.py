@@ -176,7 +176,7 @@ def sample(arguments: Sample) -> None:
     run, trainer = load_trainer(arguments.run, arguments.device)
     with run:
         if arguments.n < 1:
-            raise InputError(f"--n is {arguments.n}; it must be at least 1")
+            raise InputError(f"{{n}} is {arguments.n}; it must be at least 1")
         task = _chosen(run, trainer, arguments.task, arguments.replica)
         save_samples(trainer, arguments.out, task, arguments.n, arguments.replica, arguments.seed)
     print(arguments.out)
