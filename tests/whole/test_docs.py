@@ -99,6 +99,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in slugs, target
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=named)
+def test_files_of_the_repository_that_a_page_names_are_there(page: Path) -> None:
+    text = re.sub(BLOCK, "", page.read_text(encoding="utf-8"))
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path
+
+
 def test_links_of_the_site_lead_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="boovae[docs] is not installed")
     site = tmp_path / "site"

@@ -20,6 +20,7 @@ from typing import Any
 from boovae.bench.published import FACES
 from boovae.bench.records import AGAIN, check_record
 from boovae.config import Settings, folder_name
+from boovae.config.resolve import refuse_foreign
 from boovae.errors import InputError
 
 #: Version of what lies in a folder of cells or results.
@@ -131,7 +132,7 @@ def plan(
 
     for dataset in datasets:
         if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
-            raise unknown_dataset(dataset, "dataset (--datasets)")
+            raise unknown_dataset(dataset, "dataset ({datasets})")
     variants = _variants(methods)
     if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
         raise InputError("{joint_tasks} is for joint, which is not among {methods}; add it, or leave {joint_tasks} out")
@@ -150,7 +151,7 @@ def plan(
 
 def _variants(methods: Sequence[str]) -> list[Variant]:
     """Return what `--methods` names, each under a name of its own."""
-    from boovae.methods import is_method
+    from boovae.methods import REGISTRY, is_method
 
     variants = [Variant.parse(text) for text in methods]
     labels = [variant.label for variant in variants]
@@ -159,6 +160,10 @@ def _variants(methods: Sequence[str]) -> list[Variant]:
             f"{{methods}} names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value"
         )
     for variant in variants:
+        try:
+            refuse_foreign(variant.changes, variant.method, REGISTRY)
+        except InputError as error:  # its settings are no flags of a bench
+            raise InputError(f"{{methods}} {variant.label}: {error}") from error
         if variant.label != variant.method and is_method(variant.label):
             raise InputError(
                 f"{{methods}}: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "

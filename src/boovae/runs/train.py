@@ -17,7 +17,7 @@ import numpy as np
 from boovae.config import Settings
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
-from boovae.methods import outside_digest
+from boovae.methods import from_mapping, outside_digest
 from boovae.metrics.evaluation import METRICS, evaluate, generate
 from boovae.metrics.features import check_names
 from boovae.metrics.judges import Judges, judge
@@ -212,7 +212,7 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     if resume == "never" or not exists:
         return Run.create(out, settings, environment(trainer.device, trainer.compile, command), display)
     run = Run.open(out, display)
-    there, here = run.settings.flat(), settings.flat()
+    there, here = run.settings.flat(), from_mapping(settings.flat()).flat()  # a default may have been named
     different = [name for name in there | here if there.get(name) != here.get(name)]
     if different:
         run.close()
