@@ -43,9 +43,9 @@ def train(arguments: Train, settings: Settings) -> None:
     from boovae.runs.train import train as run_train
 
     if arguments.detect_tasks:
-        from boovae.estimator.detection import detected
+        from boovae.estimator.detection import with_found_borders
 
-        settings = detected(
+        settings = with_found_borders(
             settings,
             arguments.out if arguments.resume != "never" else None,
             data_dir=arguments.data_dir,

@@ -18,14 +18,16 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from boovae.config.resolve import read_toml
+from boovae.data.scaling import Rows, Scaling
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.methods import from_mapping
@@ -187,6 +189,49 @@ def _columns(scores: Tensor) -> Sequence[Tensor]:
     return scores.unbind(1) if scores.dim() == 2 else [scores]
 
 
+@dataclass
+class Waiting:
+    """Images of the task that has not ended, as the model takes them, and what finds its end.
+
+    The first images of a stream wait as they came: once there are enough for a trial they decide the scaling.
+    """
+
+    seed: int
+    finder: TaskFinder
+    scaling: Scaling | None = None
+    raw: list[Rows] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many images wait."""
+        return self.finder.waiting + sum(map(len, self.raw))
+
+    def copy(self) -> Waiting:
+        """Return the same state, which may go another way."""
+        return replace(self, finder=self.finder.copy(), raw=list(self.raw))
+
+    def feed(self, rows: Rows, likelihood: str) -> Iterator[Rows]:
+        """Take more images (n, D); yield the tasks that have ended, each as scaled rows (m, D)."""
+        self.raw.append(rows)
+        if self.scaling is not None or self.count >= self.finder.first:
+            for images in self.finder.feed(torch.from_numpy(self._scaled(likelihood))):
+                yield images.numpy()
+
+    def rest(self, likelihood: str) -> Rows | None:
+        """Return all that still waits, as scaled rows; None if nothing does."""
+        images = self.finder.finish()
+        parts = [] if images is None else [images.numpy()]
+        if self.raw:
+            parts.append(self._scaled(likelihood))
+        return np.concatenate(parts) if parts else None
+
+    def _scaled(self, likelihood: str) -> Rows:
+        raw, self.raw = np.concatenate(self.raw), []
+        if self.scaling is None:
+            self.scaling = Scaling.learned(raw, likelihood)
+        return self.scaling.forward(raw)
+
+
 # --- with a trainer -------------------------------------------------------------------------------------------------
 
 
@@ -258,7 +303,7 @@ def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
     return torch.cat([replicas.map(one, part.expand(len(replicas), -1, -1), noise) for part in parts], 1)
 
 
-def detected(
+def with_found_borders(
     settings: Settings,
     resumed: Path | None,
     *,
