@@ -299,7 +299,7 @@ def toy(arguments: Toy) -> None:
     """Boost on densities that can be seen."""
     from boovae.experiments.toy import run
 
-    rows = run(arguments.out, arguments.options, device=arguments.device, command=command_line())
+    rows = run(arguments.out, arguments, device=arguments.device, command=command_line())
     if arguments.json:
         print(json.dumps(rows))
         return
@@ -337,7 +337,7 @@ def replay(arguments: Replay, settings: Settings) -> None:
     rows = run(
         settings,
         arguments.out,
-        arguments.options,
+        arguments,
         data_dir=arguments.data_dir,
         device=arguments.device,
         compile=arguments.compile,
