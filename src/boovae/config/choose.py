@@ -28,10 +28,10 @@ class DataSummary:
     """Whether they are grey values; other numbers are standardised."""
 
 
-def chosen(data: DataSummary) -> dict[str, Value]:
+def settings_for(data: DataSummary) -> dict[str, Value]:
     """Return the settings that suit the data, by name.
 
-    >>> chosen(DataSummary(images=150, features=64, grey=True))["net"]
+    >>> settings_for(DataSummary(images=150, features=64, grey=True))["net"]
     'mlp:128'
     """
     batch_size = fitted_batch(data.images, Settings().training.batch_size, recipe("own_data")["epoch_steps"])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from sklearn.utils import check_random_state
 
 from boovae.config import Section, Settings
-from boovae.config.choose import DataSummary, chosen
+from boovae.config.choose import DataSummary, settings_for
 from boovae.config.resolve import refuse_foreign
 from boovae.config.section import Share
 from boovae.errors import InputError
@@ -78,7 +78,7 @@ def task_settings(parameters: Mapping[str, Any], data: DataSummary, seed: int) -
     if given["likelihood"] == "auto":
         given["likelihood"] = None
     named = {name: value for name, value in given.items() if value is not None}
-    return from_mapping(chosen(data) | named | {"dataset": "arrays", "seed": seed})
+    return from_mapping(settings_for(data) | named | {"dataset": "arrays", "seed": seed})
 
 
 def check_same_model(before: Settings, now: Settings) -> None:
