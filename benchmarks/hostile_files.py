@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
-from boovae.cli.main import _events
+from boovae.cli.commands import _events
 from boovae.config import Settings
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError

@@ -12,20 +12,21 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.progress import MofNCompleteColumn
 
 from boovae.data.arrays import IntArray
 from boovae.data.decoding import View, decode_pictures
-from boovae.data.download import cache_folder, search_folders
+from boovae.data.download import cache_folder, progress_bar, search_folders
 from boovae.data.readers import Labelled, read_npz
 from boovae.errors import InputError
 
 FOLDER = "celeba"
 HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair", "Gray_Hair")
-CLASS_NAMES = ("black", "blond", "brown", "gray")
+CLASS_NAMES = tuple(name.removesuffix("_Hair").lower() for name in HAIR)
 NONE_OF = ("Wearing_Hat", "Bald", "Receding_Hairline")
 #: The size of every aligned picture, and what is made of it.
 SIZE = (178, 218)
@@ -63,11 +64,9 @@ def find_prepared(side: int, data_dir: str | Path | None = None) -> Path | None:
 
 def find_layout(data_dir: str | Path | None = None) -> Path | None:
     """Return the folder that holds any of the official files."""
-    for base in search_folders(data_dir):
-        folder = base / FOLDER
-        if any((folder / name).exists() for names in (ATTRIBUTES, PARTITION, PICTURES) for name in names):
-            return folder
-    return None
+    folders = (folder / FOLDER for folder in search_folders(data_dir))
+    names = (*ATTRIBUTES, *PARTITION, *PICTURES)
+    return next((folder for folder in folders if any((folder / name).exists() for name in names)), None)
 
 
 def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
@@ -99,10 +98,10 @@ def _checked(data: Labelled, side: int, path: Path) -> Labelled:
 
 
 def _present(folder: Path, names: Sequence[str]) -> Path:
-    for name in names:
-        if (folder / name).exists():
-            return folder / name
-    raise InputError(f"{folder / names[0]}: not there; CelebA needs it, get it from where the other files are from")
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise InputError(f"{folder / names[0]}: not there; CelebA needs it, get it from where the other files are from")
+    return found
 
 
 # --- which pictures -------------------------------------------------------------------------------------------------
@@ -218,15 +217,6 @@ def _key(layout: Layout, files: Sequence[str], side: int) -> str:
 
 
 def _decode(layout: Layout, files: Sequence[str], side: int, out: Path) -> None:
-    with _bar() as bar:
+    with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("decoding faces", total=len(files))
         decode_pictures(files, layout.pictures, out, VIEWS[side], progress=lambda done: bar.update(task, advance=done))
-
-
-def _bar() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

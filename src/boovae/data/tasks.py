@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from boovae.config.section import WholeNumber, checked
 from boovae.data.arrays import (
     SPLITS,
     TEST,
@@ -171,7 +172,7 @@ class Stream(Sequence[Task]):
                 rows.add(given, code, SPLITS[code])
         images, labels, split, task_of = rows.joined()
         if any(share != 0 for share in shares.values()):
-            check_seed(seed)
+            seed = checked("seed", seed, WholeNumber)
             for index, task_name in enumerate(task_names):
                 own = np.flatnonzero((task_of == index) & (split == TRAIN))
                 split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
@@ -208,7 +209,7 @@ def build_stream(
 ) -> Stream:
     """Return the stream of checked images ``(n, *shape)``; each has a class, split and task (-1: none)."""
     _check_binarize(binarize, pixel_range)
-    check_seed(seed)
+    seed = checked("seed", seed, WholeNumber)
     if int(labels.max()) >= len(class_names):
         raise InputError(f"class_names: {len(class_names)} names, but a label is {int(labels.max())}")
     if (task_of < 0).any():
@@ -229,7 +230,7 @@ def build_stream(
             parts[split_name] = Split(pixels, torch.from_numpy(labels[rows]))
         classes = tuple(int(label) for label in np.unique(labels[task_of == index]))
         tasks.append(Task(task_name, **parts, classes=classes))
-    record = {"dataset": name, "seed": int(seed), "how": how, "binarize": binarize, **(extra or {})}
+    record = {"dataset": name, "seed": seed, "how": how, "binarize": binarize, **(extra or {})}
     record |= sizes_record(tasks)
     record["digest"] = _digest(images, labels, split, pixel_range, binarize, seed)
     return Stream(name, images.shape[1:], class_names, pixel_range, binarize, record, tuple(tasks))
@@ -243,12 +244,6 @@ def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
         for task in tasks
     ]
     return {"sizes": {split: sum(task[split] for task in per_task) for split in SPLITS}, "tasks": per_task}
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that the generators cannot take."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InputError(f"seed={seed!r}: hand in a whole number, 0 or more")
 
 
 def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
@@ -344,7 +339,7 @@ def _digest(
     binarize: str,
     seed: int,
 ) -> str:
-    drawn = int(seed) if binarize == "dynamic" else None  # then the seed decides pixels, not only the split
+    drawn = seed if binarize == "dynamic" else None  # then the seed decides pixels, not only the split
     head = [list(images.shape), images.dtype.str, list(pixel_range), binarize, drawn]
     sha256 = hashlib.sha256(json.dumps(head).encode())
     for array in (images, labels, split):

@@ -1,6 +1,6 @@
 """`BooVAE`: the whole of this package as a scikit-learn estimator.
 
-A thin front: data come in as arrays, tensors or batches and go through `data/features.py`; `Trainer` learns, with the
+A thin front: data come in as arrays, tensors or batches and go through `data/py`; `Trainer` learns, with the
 methods and priors of the command line; what is saved is a run folder (docs/estimator.md).
 """
 
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from boovae.config.choose import DataSummary
 from boovae.config.section import AtLeastOne, checked
-from boovae.data import scaling as features
 from boovae.data.arrays import as_images, as_numpy
-from boovae.data.scaling import Rows, Scaling, is_batches
+from boovae.data.batches import check_kind, concatenated, hint_at_batches, images_of_batch, is_batches, spooled
+from boovae.data.scaling import Rows, Scaling, blocks_of, divided, in_given_shape, model_shape
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.estimator.detection import Score, TaskFinder, Trial, Waiting
@@ -194,7 +194,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         """Learn scaled rows (n, D), which may be changed, as a task."""
         first = not self.__sklearn_is_fitted__()
         index = 0 if first else self.trainer_.tasks_done
-        train, valid = features.divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
+        train, valid = divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
         with closing(make_display(quiet=not self.verbose)) as display:
             trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
@@ -221,7 +221,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         if before is not None:
             extent = min(extent[0], before.pixel_range[0]), max(extent[1], before.pixel_range[1])
         compile = compiling_pays(images, settings, device) if compile == "auto" else bool(compile)
-        trainer = Trainer(settings, features.model_shape(self.image_shape_), extent, device=device, compile=compile)
+        trainer = Trainer(settings, model_shape(self.image_shape_), extent, device=device, compile=compile)
         if before is not None:
             carry(before, trainer)
             trainer.frozen[:] = False  # a task that diverged is no reason not to try the next, with a lower rate say
@@ -303,25 +303,25 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         """Return a task's rows (n, D) as the model takes them, a copy that may be changed, and the scaling."""
         first = not self.__sklearn_is_fitted__()
         if not is_batches(data):
-            with features.told_from_batches(data):
+            with hint_at_batches(data):
                 raw = self._read(data, first=first)
             scaling = Scaling.learned(raw, self.likelihood) if first else self.scaling_
             return scaling.forward(raw), scaling
         batches = self._read_batches(data, first=first)
         if not first:
-            return features.spooled(map(self.scaling_.forward, batches)), self.scaling_
-        raw = features.spooled(batches)
+            return spooled(map(self.scaling_.forward, batches)), self.scaling_
+        raw = spooled(batches)
         scaling = Scaling.learned(raw, self.likelihood)
-        return features.spooled(map(scaling.forward, features.blocks_of(raw))), scaling
+        return spooled(map(scaling.forward, blocks_of(raw))), scaling
 
     def _read_batches(self, data: Iterable[Any], *, first: bool) -> Iterator[Rows]:
         for batch in data:
-            yield self._read(features.without_labels(batch), first=first)
+            yield self._read(images_of_batch(batch), first=first)
             first = False
 
     def _read(self, data: Any, *, first: bool = False) -> Rows:
         """Return images as rows (n, D) of floats; a first task says what shape they have."""
-        features.check_kind(data)
+        check_kind(data)
         table = hasattr(data, "ndim") and not isinstance(data, Tensor)  # NumPy's, SciPy's, pandas'
         array = data if table else as_numpy(data, "X")
         shape: tuple[int, ...] | None = None
@@ -340,7 +340,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         learned = self.image_shape_
-        if shape != learned and features.model_shape(shape) != features.model_shape(learned):  # colours first or last
+        if shape != learned and model_shape(shape) != model_shape(learned):  # colours first or last
             raise InputError(f"X has images of shape {shape}, but the model has learned {learned}: resize them")
 
     def _tensor(self, data: Any) -> Tensor:
@@ -350,7 +350,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def _images(self, rows: Tensor) -> Array:
         """Return rows (n, D) of the model in the shape and the units in which images were handed in."""
-        return features.as_given(self.scaling_.back(rows.cpu().numpy()), self.image_shape_)
+        return in_given_shape(self.scaling_.back(rows.cpu().numpy()), self.image_shape_)
 
     # --- using --------------------------------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         An image's score is the same, bit for bit, whatever other images are scored with it.
         """
         if is_batches(X):
-            return features.of_each(lambda batch: self.score_samples(batch, task), X)
+            return concatenated(lambda batch: self.score_samples(batch, task), X)
         x, samples = self._tensor(X), checked("samples", self.samples, AtLeastOne)
         view = self._view(task)
         owners = None if task is None else torch.full((len(x),), task, device=x.device)
@@ -400,7 +400,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def transform(self, X: Data, task: int | None = None) -> Array:  # noqa: N803
         """Return the means (n, latent_dim) of q(z | x)."""
         if is_batches(X):
-            return features.of_each(lambda batch: self.transform(batch, task), X)
+            return concatenated(lambda batch: self.transform(batch, task), X)
         return self._mapped(lambda model, x: model.posterior(x).mean, self._tensor(X), task).cpu().numpy()
 
     def inverse_transform(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
