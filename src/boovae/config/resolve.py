@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from boovae.config.section import Section
+from boovae.config.section import Section, checked
 from boovae.config.settings import CORE, CORE_NAMES, Settings
 from boovae.errors import InputError, SettingError, unknown_name
 from boovae.files import TEXT_BYTES, read_file
@@ -44,7 +44,7 @@ def resolve(
     named = {name: value for name, value in given.items() if value is not None}
     shared = {**(read_settings(file) if file else {}), **(common or {})}
     dataset, method = (
-        str(named.get(name, shared.get(name, usual)))
+        checked(name, named.get(name, shared.get(name, usual)), str)
         for name, usual in (("dataset", Settings().data.dataset), ("method", Settings.method))
     )
     refuse_foreign(named, method, parts)
