@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from boovae.cli.arguments import (
     Inspect,
     LatentMap,
     Methods,
+    OfReplica,
     Replay,
     Report,
     Sample,
@@ -28,68 +31,38 @@ from boovae.cli.arguments import (
     command_line,
 )
 from boovae.cli.terminal import grouped, print_components, print_rows, print_table, spread
-from boovae.config import Settings, folder_name
+from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from boovae.runs.folder import Run
+    from boovae.runs.progress import Display
     from boovae.training.trainer import Trainer
 
 
 def train(arguments: Train, settings: Settings) -> None:
     """Train, resume, evaluate, report."""
     from boovae.runs.data import load_data
-    from boovae.runs.progress import make_display
     from boovae.runs.train import train as run_train
 
     if arguments.detect_tasks:
         from boovae.estimator.detection import with_found_borders
 
-        settings = with_found_borders(
-            settings,
-            arguments.out if arguments.resume != "never" else None,
-            data_dir=arguments.data_dir,
-            device=arguments.device,
-            first=arguments.detect_first,
-            quiet=arguments.quiet,
-        )
+        resumed = arguments.out if arguments.resume != "never" else None
+        settings = _called(with_found_borders, arguments, settings, resumed, first=arguments.detect_first)
     stream = load_data(settings, arguments.data_dir)
     out = arguments.out or Path("runs") / folder_name(settings)
-    run_train(
-        settings,
-        stream,
-        out,
-        device=arguments.device,
-        compile=arguments.compile,
-        resume=arguments.resume,
-        metrics=arguments.metric,
-        log=arguments.log,
-        features=arguments.features,
-        data_dir=arguments.data_dir,
-        display=make_display(quiet=arguments.quiet),
-        command=command_line(),
-    )
+    with _display(quiet=arguments.quiet) as display:
+        _called(run_train, arguments, settings, stream, out=out, display=display)
     _conclude(out, arguments)
 
 
 def extend(arguments: Extend) -> None:
     """Learn one more task, evaluate, report."""
     from boovae.runs.extend import extend as run_extend
-    from boovae.runs.progress import make_display
 
-    run_extend(
-        arguments.run,
-        arguments.data,
-        name=arguments.name,
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        compile=arguments.compile,
-        metrics=arguments.metric,
-        log=arguments.log,
-        features=arguments.features,
-        display=make_display(quiet=arguments.quiet),
-        command=command_line(),
-    )
+    with _display(quiet=arguments.quiet) as display:
+        _called(run_extend, arguments, arguments.run, display=display)
     _conclude(arguments.run, arguments)
 
 
@@ -97,13 +70,12 @@ def tune(arguments: Tune, settings: Settings) -> None:
     """Choose a setting on validation data."""
     from boovae.replicas.devices import choose_device
     from boovae.runs.data import load_data
-    from boovae.runs.progress import make_display
     from boovae.runs.tune import best, edge, read_recipe, search, write_recipe
 
     read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
     if settings.training.replicas != Settings().training.replicas:
         print("--replicas has no say in tune: --seeds-each is how many seeds every value has", file=sys.stderr)
-    with closing(make_display(quiet=arguments.json)) as display:
+    with _display(quiet=arguments.json) as display:
         trials = search(
             settings,
             load_data(settings, arguments.data_dir),
@@ -132,13 +104,13 @@ def evaluate(arguments: Eval) -> None:
     from boovae.metrics.features import check_names
     from boovae.metrics.judges import Judges, judge
     from boovae.runs.data import recall
-    from boovae.runs.progress import make_display
     from boovae.runs.train import load_trainer
 
     check_names(arguments.features)
-    display = make_display(quiet=arguments.quiet)
-    run, trainer = load_trainer(arguments.run, arguments.device, display)
-    with run:
+    with ExitStack() as stack:
+        display = stack.enter_context(_display(quiet=arguments.quiet))
+        run, trainer = load_trainer(arguments.run, arguments.device, display)
+        stack.enter_context(run)
         past = recall(run.settings, run.head(), run.events("extend"), arguments.data_dir)
         tasks = past.tasks[: trainer.tasks_done]
         if not any(tasks):
@@ -150,14 +122,16 @@ def evaluate(arguments: Eval) -> None:
             display.note(past.explain())
         judges = Judges()
         if past.stream is not None:
-            judges = judge(past.stream, trainer, arguments.metric, display.note, arguments.features, arguments.data_dir)
+            judges = judge(
+                past.stream, trainer, arguments.metrics, display.note, arguments.features, arguments.data_dir
+            )
         history = run.events("evaluation")[: trainer.tasks_done - 1]
         event = measure(
             trainer,
             tasks,
             judges.classifier,
             history,
-            metrics=arguments.metric,
+            metrics=arguments.metrics,
             references=judges.references,
             progress=display.evaluating,
         )
@@ -169,15 +143,11 @@ def evaluate(arguments: Eval) -> None:
 
 def sample(arguments: Sample) -> None:
     """Draw images."""
-    from boovae.runs.train import SAMPLE_FILES, load_trainer, save_samples
+    from boovae.runs.train import SAMPLE_FILES, save_samples
 
     if arguments.out.suffix not in SAMPLE_FILES:
         raise InputError(f"{{out}} {arguments.out}: samples become a picture (name it .png) or an array (.npy)")
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
-        if arguments.n < 1:
-            raise InputError(f"--n is {arguments.n}; it must be at least 1")
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
+    with _opened(arguments, arguments.device, arguments.task) as (_, trainer, task):
         save_samples(trainer, arguments.out, task, arguments.n, arguments.replica, arguments.seed)
     print(arguments.out)
 
@@ -185,12 +155,9 @@ def sample(arguments: Sample) -> None:
 def inspect(arguments: Inspect) -> None:
     """Show the components; drop some if asked to."""
     from boovae.runs.inspection import components, prune_run, require_components, save_gallery, task_names
-    from boovae.runs.train import load_trainer
 
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
+    with _opened(arguments, arguments.device, arguments.task) as (run, trainer, task):
         require_components(trainer)
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
         tasks = range(trainer.tasks_done) if task is None else [task]
         events = [] if arguments.prune is None else prune_run(run, trainer, arguments.prune, tasks)
         found = [component for component in components(trainer, arguments.replica) if component.task in tasks]
@@ -211,12 +178,9 @@ def inspect(arguments: Inspect) -> None:
 def export(arguments: Export) -> None:
     """Write the model for elsewhere."""
     from boovae.runs.export import export as write
-    from boovae.runs.train import load_trainer
 
-    run, trainer = load_trainer(arguments.run, "cpu")
-    with run:
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
-        folder = arguments.out or arguments.run / "export" / arguments.format
+    folder = arguments.out or arguments.run / "export" / arguments.format
+    with _opened(arguments, "cpu", arguments.task) as (run, trainer, task):
         paths = write(trainer, run.head(), folder, arguments.format, replica=arguments.replica, task=task)
     for path in paths:
         print(path)
@@ -241,12 +205,9 @@ def serve(arguments: Serve) -> None:
     from boovae.serve import serve as run_server
 
     require_server()
-    from boovae.runs.train import load_trainer
     from boovae.serve.play import Player
 
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
-        _chosen(run, trainer, None, arguments.replica)
+    with _opened(arguments, arguments.device) as (run, trainer, _):
         player = Player(run, trainer, arguments.replica, arguments.samples)
     run_server(player, arguments.host, arguments.port)
 
@@ -299,76 +260,110 @@ def toy(arguments: Toy) -> None:
     """Boost on densities that can be seen."""
     from boovae.experiments.toy import run
 
-    rows = run(arguments.out, arguments, device=arguments.device, command=command_line())
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    head = ("target", "objective", "components", "KL to the mixture", "KL from the mixture")
+    rows = _called(run, arguments, options=arguments)
     last = {row["target"]: row["components"] for row in rows}
     shown = [row for row in rows if row["components"] in (1, last[row["target"]])]
-    print_rows(head, grouped(shown, head[:3], ("kl_target_mixture", "kl_mixture_target"), digits=3))
-    print(f"figure: {arguments.out / 'toy.png'}", file=sys.stderr)
+    columns = {
+        "target": "target",
+        "objective": "objective",
+        "components": "components",
+        "kl_target_mixture": "KL to the mixture",
+        "kl_mixture_target": "KL from the mixture",
+    }
+    _show_experiment(arguments, rows, shown, columns, keys=3, digits=3, figure="toy.png")
 
 
 def latent_map(arguments: LatentMap, settings: Settings) -> None:
     """Draw priors and aggregated posteriors."""
     from boovae.experiments.latent_map import run
 
-    rows = run(
-        settings,
-        arguments.out,
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        compile=arguments.compile,
-        quiet=arguments.quiet,
-        command=command_line(),
-    )
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    print_rows(("method", "tasks seen", "KL to the prior"), grouped(rows, ("method", "tasks_seen"), ("kl",), digits=3))
-    print(f"figure: {arguments.out / 'latent_map.png'}", file=sys.stderr)
+    rows = _called(run, arguments, settings)
+    columns = {"method": "method", "tasks_seen": "tasks seen", "kl": "KL to the prior"}
+    _show_experiment(arguments, rows, rows, columns, keys=2, digits=3, figure="latent_map.png")
 
 
 def replay(arguments: Replay, settings: Settings) -> None:
     """Teach classifiers with generated images."""
     from boovae.experiments.replay import run
 
-    rows = run(
-        settings,
-        arguments.out,
-        arguments,
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        compile=arguments.compile,
-        quiet=arguments.quiet,
-        command=command_line(),
-    )
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    head = ("curve", "tasks seen", "task-incremental", "class-incremental")
+    rows = _called(run, arguments, settings, options=arguments)
     seen = max(row["tasks_seen"] for row in rows)
     last = [row for row in rows if row["tasks_seen"] == seen]
-    values = ("task_incremental", "class_incremental")
-    print_rows(head, grouped(last, ("curve", "tasks_seen"), values, digits=4))
-    print(f"figure: {arguments.out / 'replay.png'}", file=sys.stderr)
+    columns = {
+        "curve": "curve",
+        "tasks_seen": "tasks seen",
+        "task_incremental": "task-incremental",
+        "class_incremental": "class-incremental",
+    }
+    _show_experiment(arguments, rows, last, columns, keys=2, digits=4, figure="replay.png")
 
 
-def _chosen(run: Run, trainer: Trainer, task: str | None, replica: int) -> int | None:
-    """Return the number of the task that is meant; refuse a task or a replica that the run does not have."""
+# --- what several commands do ---------------------------------------------------------------------------------------
+
+
+def _called(function: Callable[..., Any], arguments: Section, *given: Any, **named: Any) -> Any:
+    """Call a function with `given` and `named`, and the arguments of the command that it takes by the same name.
+
+    So a new flag is a line where it is declared and one where it is used, and none here.
+    """
+    offered = {item.name: getattr(arguments, item.name) for item in dataclasses.fields(arguments)}
+    offered["command"] = command_line()
+    takes = list(signature(function).parameters)[len(given) :]
+    return function(*given, **{name: value for name, value in offered.items() if name in takes} | named)
+
+
+@contextmanager
+def _display(*, quiet: bool) -> Iterator[Display]:
+    """Show progress while something is done; the screen is as before however that ends."""
+    from boovae.runs.progress import make_display
+
+    with closing(make_display(quiet=quiet)) as display:
+        yield display
+
+
+@contextmanager
+def _opened(arguments: OfReplica, device: str, task: str | None = None) -> Iterator[tuple[Run, Trainer, int | None]]:
+    """Open a run with its model, and find the number of the task that is meant, if one is."""
+    from boovae.runs.train import load_trainer
+
+    run, trainer = load_trainer(arguments.run, device)
+    with run:
+        if not arguments.replica < len(trainer.replicas):
+            raise InputError(
+                f"{{replica}} is {arguments.replica}; this run has replicas 0 to {len(trainer.replicas) - 1}"
+            )
+        yield run, trainer, None if task is None else _task_number(run, trainer, task)
+
+
+def _task_number(run: Run, trainer: Trainer, task: str) -> int:
+    """Return the number of a task that is named or numbered; refuse one that the run does not have."""
     from boovae.runs.inspection import task_names
 
-    if not 0 <= replica < len(trainer.replicas):
-        raise InputError(f"{{replica}} is {replica}; this run has replicas 0 to {len(trainer.replicas) - 1}")
-    if task is None:
-        return None
     names = {number: name for number, name in task_names(run).items() if number < trainer.tasks_done}
     found = [number for number, name in names.items() if task in (str(number), name)]
     if not found:
         listed = ", ".join(f"{number} “{name}”" for number, name in names.items())
         raise InputError(f"{{task}} is {task}; this run has learned tasks 0 to {trainer.tasks_done - 1}: {listed}")
     return int(task) if task.isdecimal() and int(task) in found else found[-1]
+
+
+def _show_experiment(
+    arguments: Toy | LatentMap | Replay,
+    rows: Sequence[dict[str, Any]],
+    shown: Sequence[dict[str, Any]],
+    columns: Mapping[str, str],
+    *,
+    keys: int,
+    digits: int,
+    figure: str,
+) -> None:
+    """Print all rows as JSON, or some as a table: `columns` are titles by name, the first `keys` of them name a row."""
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    names = list(columns)
+    print_rows(list(columns.values()), grouped(shown, names[:keys], names[keys:], digits=digits))
+    print(f"figure: {arguments.out / figure}", file=sys.stderr)
 
 
 def _conclude(folder: Path, arguments: Train | Extend) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -70,7 +70,7 @@ def from_mapping(values: Mapping[str, Any], *, parts: Parts) -> Settings:
     return settings.changed(**own)
 
 
-def refuse_foreign(named: Mapping[str, Any], method: str, parts: Parts) -> None:
+def refuse_foreign(named: Iterable[str], method: str, parts: Parts) -> None:
     """Refuse settings that the method would not read: whoever names one expects it to matter."""
     owners = parts.owners()
     read = {item.name for kind in parts.sections(method) for item in fields(kind)}
