@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -317,7 +318,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert choose_device("cuda:0").index == 0
-    with pytest.raises(InputError, match="--device cuda:1: there are 1 CUDA devices here"):
+    with pytest.raises(InputError, match="device cuda:1: there are 1 CUDA devices here"):
         choose_device("cuda:1")
 
 
@@ -390,7 +391,7 @@ def test_ctrl_c_ends_a_command_that_keeps_nothing_without_a_traceback(
     def stopped(arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(VERBS, "methods", (VERBS["methods"][0], stopped))
+    monkeypatch.setitem(VERBS, "methods", dataclasses.replace(VERBS["methods"], run=stopped))
     with pytest.raises(SystemExit) as stop:
         main(["methods"])
     assert stop.value.code == 130

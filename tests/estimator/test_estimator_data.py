@@ -214,7 +214,7 @@ def test_a_task_larger_than_memory_is_learned_from_batches() -> None:
         ({"net": "cnn"}, r"unknown net 'cnn' \(net\)"),
         ({"latent_dim": 0}, "latent_dim is 0"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"likelihood": "gauss"}, "unknown likelihood"),
+        ({"likelihood": "gauss"}, "unknown value for likelihood"),
         ({"validation_fraction": 1.0}, "validation_fraction"),
         ({"validation_fraction": None}, "validation_fraction is None"),
         ({"compile": "yes"}, "compile"),
