@@ -11,25 +11,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boovae.cli.arguments import (
-    Bench,
-    Datasets,
-    Eval,
-    Export,
-    Extend,
-    Inspect,
-    LatentMap,
-    Methods,
-    OfReplica,
-    Replay,
-    Report,
-    Sample,
-    Serve,
-    Toy,
-    Train,
-    Tune,
-    command_line,
-)
+from boovae.cli import arguments as kinds
+from boovae.cli.arguments import command_line
 from boovae.cli.terminal import grouped, print_components, print_rows, print_table, spread
 from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
@@ -40,7 +23,7 @@ if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
 
 
-def train(arguments: Train, settings: Settings) -> None:
+def train(arguments: kinds.Train, settings: Settings) -> None:
     """Train, resume, evaluate, report."""
     from boovae.runs.data import load_data
     from boovae.runs.train import train as run_train
@@ -57,7 +40,7 @@ def train(arguments: Train, settings: Settings) -> None:
     _conclude(out, arguments)
 
 
-def extend(arguments: Extend) -> None:
+def extend(arguments: kinds.Extend) -> None:
     """Learn one more task, evaluate, report."""
     from boovae.runs.extend import extend as run_extend
 
@@ -66,7 +49,7 @@ def extend(arguments: Extend) -> None:
     _conclude(arguments.run, arguments)
 
 
-def tune(arguments: Tune, settings: Settings) -> None:
+def tune(arguments: kinds.Tune, settings: Settings) -> None:
     """Choose a setting on validation data."""
     from boovae.replicas.devices import choose_device
     from boovae.runs.data import load_data
@@ -76,15 +59,9 @@ def tune(arguments: Tune, settings: Settings) -> None:
     if settings.training.replicas != Settings().training.replicas:
         print("--replicas has no say in tune: --seeds-each is how many seeds every value has", file=sys.stderr)
     with _display(quiet=arguments.json) as display:
-        trials = search(
-            settings,
-            load_data(settings, arguments.data_dir),
-            arguments.setting,
-            arguments.values,
-            seeds=arguments.seeds_each,
-            device=choose_device(arguments.device),
-            compile=arguments.compile,
-            display=display,
+        stream, device = load_data(settings, arguments.data_dir), choose_device(arguments.device)
+        trials = _called(
+            search, arguments, settings, stream, seeds=arguments.seeds_each, device=device, display=display
         )
     winner = best(trials)
     if arguments.json:
@@ -98,7 +75,7 @@ def tune(arguments: Tune, settings: Settings) -> None:
         write_recipe(arguments.recipe, settings.method, winner)
 
 
-def evaluate(arguments: Eval) -> None:
+def evaluate(arguments: kinds.Eval) -> None:
     """Measure a model again."""
     from boovae.metrics.evaluation import evaluate as measure
     from boovae.metrics.features import check_names
@@ -141,7 +118,7 @@ def evaluate(arguments: Eval) -> None:
         print_table([event])
 
 
-def sample(arguments: Sample) -> None:
+def sample(arguments: kinds.Sample) -> None:
     """Draw images."""
     from boovae.runs.train import SAMPLE_FILES, save_samples
 
@@ -152,7 +129,7 @@ def sample(arguments: Sample) -> None:
     print(arguments.out)
 
 
-def inspect(arguments: Inspect) -> None:
+def inspect(arguments: kinds.Inspect) -> None:
     """Show the components; drop some if asked to."""
     from boovae.runs.inspection import components, prune_run, require_components, save_gallery, task_names
 
@@ -175,7 +152,7 @@ def inspect(arguments: Inspect) -> None:
         _report(arguments.run, quiet=False)
 
 
-def export(arguments: Export) -> None:
+def export(arguments: kinds.Export) -> None:
     """Write the model for elsewhere."""
     from boovae.runs.export import export as write
 
@@ -186,7 +163,7 @@ def export(arguments: Export) -> None:
         print(path)
 
 
-def report(arguments: Report) -> None:
+def report(arguments: kinds.Report) -> None:
     """Write the page."""
     from boovae.report import write_csv, write_report
 
@@ -199,7 +176,7 @@ def report(arguments: Report) -> None:
         print(write_csv(arguments.runs[0], arguments.csv))
 
 
-def serve(arguments: Serve) -> None:
+def serve(arguments: kinds.Serve) -> None:
     """Open the page; the run folder is free again once the model is in memory."""
     from boovae.serve import require_server
     from boovae.serve import serve as run_server
@@ -212,7 +189,7 @@ def serve(arguments: Serve) -> None:
     run_server(player, arguments.host, arguments.port)
 
 
-def datasets(arguments: Datasets) -> None:
+def datasets(arguments: kinds.Datasets) -> None:
     """List the datasets."""
     from boovae.data import DATASETS, PATH_FORMS, pack_dataset
 
@@ -227,7 +204,7 @@ def datasets(arguments: Datasets) -> None:
     print_rows(("dataset", "what", "licence", "on this disk"), rows)
 
 
-def methods(arguments: Methods) -> None:
+def methods(arguments: kinds.Methods) -> None:
     """List the methods."""
     from boovae.methods import METHODS, import_outside
 
@@ -235,7 +212,7 @@ def methods(arguments: Methods) -> None:
     print_rows(("method", "what it does"), [(name, method.summary) for name, method in METHODS.items()])
 
 
-def bench(arguments: Bench) -> None:
+def bench(arguments: kinds.Bench) -> None:
     """Run a study, write its tables and figures."""
     from boovae.bench.studies import bench as run_bench
 
@@ -256,7 +233,7 @@ def bench(arguments: Bench) -> None:
         raise RunError(f"{len(outcome.failed)} of {outcome.cells} cells failed{others}:\n{failed}")
 
 
-def toy(arguments: Toy) -> None:
+def toy(arguments: kinds.Toy) -> None:
     """Boost on densities that can be seen."""
     from boovae.experiments.toy import run
 
@@ -273,7 +250,7 @@ def toy(arguments: Toy) -> None:
     _show_experiment(arguments, rows, shown, columns, keys=3, digits=3, figure="toy.png")
 
 
-def latent_map(arguments: LatentMap, settings: Settings) -> None:
+def latent_map(arguments: kinds.LatentMap, settings: Settings) -> None:
     """Draw priors and aggregated posteriors."""
     from boovae.experiments.latent_map import run
 
@@ -282,7 +259,7 @@ def latent_map(arguments: LatentMap, settings: Settings) -> None:
     _show_experiment(arguments, rows, rows, columns, keys=2, digits=3, figure="latent_map.png")
 
 
-def replay(arguments: Replay, settings: Settings) -> None:
+def replay(arguments: kinds.Replay, settings: Settings) -> None:
     """Teach classifiers with generated images."""
     from boovae.experiments.replay import run
 
@@ -322,7 +299,9 @@ def _display(*, quiet: bool) -> Iterator[Display]:
 
 
 @contextmanager
-def _opened(arguments: OfReplica, device: str, task: str | None = None) -> Iterator[tuple[Run, Trainer, int | None]]:
+def _opened(
+    arguments: kinds.OfReplica, device: str, task: str | None = None
+) -> Iterator[tuple[Run, Trainer, int | None]]:
     """Open a run with its model, and find the number of the task that is meant, if one is."""
     from boovae.runs.train import load_trainer
 
@@ -348,7 +327,7 @@ def _task_number(run: Run, trainer: Trainer, task: str) -> int:
 
 
 def _show_experiment(
-    arguments: Toy | LatentMap | Replay,
+    arguments: kinds.Toy | kinds.LatentMap | kinds.Replay,
     rows: Sequence[dict[str, Any]],
     shown: Sequence[dict[str, Any]],
     columns: Mapping[str, str],
@@ -366,7 +345,7 @@ def _show_experiment(
     print(f"figure: {arguments.out / figure}", file=sys.stderr)
 
 
-def _conclude(folder: Path, arguments: Train | Extend) -> None:
+def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
     """Print what a run has come to, and write its report."""
     evaluations = _events(folder)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,16 @@ LABEL_LIMIT = 10_000  # labels index a table of names; a larger one is a mistake
 
 IntArray = NDArray[np.int64]
 Held = float | int | None
+
+
+class Labelled(NamedTuple):
+    """Images ``(n, *shape)``, the class ``(n,)`` and, if known, the split 0/1/2 ``(n,)`` of each; how they were split."""
+
+    images: NDArray[Any]
+    labels: IntArray
+    split: IntArray | None
+    class_names: tuple[str, ...]
+    how: str = ""
 
 
 def as_images(

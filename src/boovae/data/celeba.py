@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import MofNCompleteColumn
 
-from boovae.data.arrays import IntArray
+from boovae.data.arrays import IntArray, Labelled
 from boovae.data.decoding import View, decode_pictures
 from boovae.data.download import cache_folder, progress_bar, search_folders
-from boovae.data.readers import Labelled, read_npz
+from boovae.data.readers import read_npz
 from boovae.errors import InputError
 
 FOLDER = "celeba"
+HOW = "official partition"
 HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair", "Gray_Hair")
 CLASS_NAMES = tuple(name.removesuffix("_Hair").lower() for name in HAIR)
 NONE_OF = ("Wearing_Hat", "Bald", "Receding_Hairline")
@@ -85,7 +86,7 @@ def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
     layout = Layout(*(_present(folder, names) for names in (ATTRIBUTES, PARTITION, PICTURES)))
     chosen = select(layout)
     images = _decoded(layout, chosen.files, side)
-    return Labelled(images, chosen.labels, chosen.split, CLASS_NAMES)
+    return Labelled(images, chosen.labels, chosen.split, CLASS_NAMES, HOW)
 
 
 def _checked(data: Labelled, side: int, path: Path) -> Labelled:
@@ -94,7 +95,7 @@ def _checked(data: Labelled, side: int, path: Path) -> Labelled:
             f"{path}: pictures of shape {data.images.shape[1:]} {'without' if data.split is None else 'with'} a split; "
             f"it must hold images (n, {side}, {side}, 3), labels and split"
         )
-    return data if data.class_names[0] != "0" else data._replace(class_names=CLASS_NAMES)
+    return data._replace(class_names=CLASS_NAMES if data.class_names[0] == "0" else data.class_names, how=HOW)
 
 
 def _present(folder: Path, names: Sequence[str]) -> Path:

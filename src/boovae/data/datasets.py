@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from boovae.config.resolve import packaged_toml
 from boovae.config.section import AtLeastOne, WholeNumber, checked
-from boovae.data.arrays import TEST, TRAIN, VALID, IntArray, random_split
+from boovae.data.arrays import TEST, TRAIN, VALID, Labelled, random_split
 from boovae.data.celeba import FOLDER as FACES
 from boovae.data.celeba import find_layout, find_prepared, read_celeba
 from boovae.data.download import DataFile, find_file, get_file
-from boovae.data.readers import Labelled, read_folder, read_idx, read_npz
+from boovae.data.readers import read_folder, read_idx, read_npz
 from boovae.data.tasks import Stream, build_stream
 from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
@@ -80,16 +80,6 @@ PATH_FORMS = {
 }
 
 
-class Source(NamedTuple):
-    """A whole dataset: images ``(n, *shape)``, class and split code of each, and how it was split."""
-
-    images: NDArray[Any]
-    labels: IntArray
-    split: IntArray
-    class_names: tuple[str, ...]
-    how: str
-
-
 def load_stream(
     name: str,
     *,
@@ -131,17 +121,13 @@ def load_stream(
     if pixel_range is None:
         pixel_range = DATASETS[name].pixel_range if name in DATASETS else (0.0, 1.0)
     return build_stream(
-        _stretched(source.images, pixel_range),
-        source.labels,
-        source.split,
+        source._replace(images=_stretched(source.images, pixel_range)),
         task_of,
+        ["/".join(source.class_names[label] for label in group) for group in groups],
         name=name,
-        task_names=["/".join(source.class_names[label] for label in group) for group in groups],
-        class_names=source.class_names,
         pixel_range=pixel_range,
         binarize=binarize,
         seed=seed,
-        how=source.how,
         extra={"limit": limit},
     )
 
@@ -160,7 +146,7 @@ def pack_dataset(name: str, out: Path | None = None, data_dir: str | Path | None
         content,
         images=source.images,
         labels=source.labels.astype(np.uint16),
-        split=source.split.astype(np.uint8),
+        split=np.asarray(source.split, np.uint8),
         class_names=np.array(source.class_names),
     )
     write_file(path, content.getvalue())
@@ -176,7 +162,7 @@ def _stretched(images: NDArray[Any], pixel_range: tuple[float, float]) -> NDArra
     return stretched
 
 
-def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Source:
+def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Labelled:
     form, _, path = str(name).partition(":")
     if form in _PATH_READERS and path:
         return _split_by_class(_PATH_READERS[form](Path(path).expanduser()), seed)
@@ -193,39 +179,37 @@ def unknown_dataset(name: str, argument: str = "dataset") -> InputError:
     return unknown_name(argument, name, [*DATASETS, *PATH_FORMS])
 
 
-def _digits(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+def _digits(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = (bunch.images / 16).astype(np.float32)
     split = random_split(len(images), (seed,), info.name, test=0.2, valid=0.1)
     how = "random: a fifth is test, a tenth of the rest is valid"
-    return Source(images, bunch.target.astype(np.int64), split, info.class_names, how)
+    return Labelled(images, bunch.target.astype(np.int64), split, info.class_names, how)
 
 
-def _mnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+def _mnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
     train_images, train_labels, test_images, test_labels = info.read(data_dir)
     train = random_split(len(train_labels), (seed,), info.name, test=0, valid=10_000)
     split = np.concatenate([train, np.full(len(test_labels), TEST)])
     labels = np.concatenate([train_labels, test_labels]).astype(np.int64)
     how = "canonical test set; 10,000 random images of the train set are valid"
-    return Source(np.concatenate([train_images, test_images]), labels, split, info.class_names, how)
+    return Labelled(np.concatenate([train_images, test_images]), labels, split, info.class_names, how)
 
 
-def _notmnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+def _notmnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
     images, labels = info.read(data_dir)
     split = random_split(len(labels), (seed,), info.name, test=0.1, valid=0.1)
     how = "random: a tenth is test, a tenth of the rest is valid"
-    return Source(images, labels.astype(np.int64), split, info.class_names, how)
+    return Labelled(images, labels.astype(np.int64), split, info.class_names, how)
 
 
-def _celeba(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
-    data = read_celeba(info.shape[-1], data_dir)
-    assert data.split is not None
-    return Source(data.images, data.labels, data.split, data.class_names, "official partition")
+def _celeba(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
+    return read_celeba(info.shape[-1], data_dir)
 
 
-def _split_by_class(data: Labelled, seed: int) -> Source:
+def _split_by_class(data: Labelled, seed: int) -> Labelled:
     """Return the data with its own split; what that lacks is drawn per class from the train images."""
     split = np.full(len(data.labels), TRAIN) if data.split is None else data.split.copy()
     lacking: dict[str, Any] = {key: None for key, code in (("valid", VALID), ("test", TEST)) if code not in split}
@@ -236,10 +220,10 @@ def _split_by_class(data: Labelled, seed: int) -> Source:
             shares = {"valid": 0, "test": 0} | lacking
             split[own] = random_split(len(own), (seed, int(label)), where, **shares)
     drawn = " and ".join(f"a random tenth is {key}" for key in reversed(lacking))
-    return Source(data.images, data.labels, split, data.class_names, f"per class, {drawn}" if drawn else "as given")
+    return data._replace(split=split, how=f"per class, {drawn}" if drawn else "as given")
 
 
-_SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Source]] = {
+_SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Labelled]] = {
     "digits": _digits,
     "mnist": _mnist,
     "fashion_mnist": _mnist,
@@ -250,7 +234,7 @@ _SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Source]] = {
 _PATH_READERS: dict[str, Callable[[Path], Labelled]] = {"folder": read_folder, "npz": read_npz}
 
 
-def _class_groups(source: Source, class_order: Sequence[int] | None, size: int | None) -> list[tuple[int, ...]]:
+def _class_groups(source: Labelled, class_order: Sequence[int] | None, size: int | None) -> list[tuple[int, ...]]:
     present = [int(label) for label in np.unique(source.labels)]
     order = present if class_order is None else list(class_order)
     size = len(order) if size is None else checked("classes_per_task", size, AtLeastOne)
@@ -264,7 +248,7 @@ def _class_groups(source: Source, class_order: Sequence[int] | None, size: int |
     return [tuple(int(label) for label in order[i : i + size]) for i in range(0, len(order), size)]
 
 
-def _within_limit(source: Source, limit: int, seed: int) -> NDArray[np.bool_]:
+def _within_limit(source: Labelled, limit: int, seed: int) -> NDArray[np.bool_]:
     """Mark ``limit`` random images of each class and split; a smaller limit marks a part of them."""
     kept = np.zeros(len(source.labels), np.bool_)
     for label in np.unique(source.labels):

@@ -22,6 +22,7 @@ from boovae.data.arrays import (
     VALID,
     Held,
     IntArray,
+    Labelled,
     as_images,
     as_labels,
     check_pixels,
@@ -170,70 +171,66 @@ class Stream(Sequence[Task]):
                 raise InputError(f"{SPLITS[code]}: {len(given)} entries for {count} tasks; hand in one per task")
             else:
                 rows.add(given, code, SPLITS[code])
-        images, labels, split, task_of = rows.joined()
+        data, task_of = rows.joined()
+        assert data.split is not None
         if any(share != 0 for share in shares.values()):
             seed = checked("seed", seed, WholeNumber)
             for index, task_name in enumerate(task_names):
-                own = np.flatnonzero((task_of == index) & (split == TRAIN))
-                split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
-        default_names = map(str, range(int(labels.max()) + 1)) if rows.labelled else task_names
+                own = np.flatnonzero((task_of == index) & (data.split == TRAIN))
+                data.split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
+        default_names = map(str, range(int(data.labels.max()) + 1)) if rows.labelled else task_names
+        how = "arrays: " + ", ".join(f"{key} {_describe(value)}" for key, value in shares.items())
         return build_stream(
-            images,
-            labels,
-            split,
+            data._replace(class_names=tuple(default_names if class_names is None else class_names), how=how),
             task_of,
+            task_names,
             name=name,
-            task_names=task_names,
-            class_names=tuple(default_names if class_names is None else class_names),
             pixel_range=rows.pixel_range,
             binarize=binarize,
             seed=seed,
-            how="arrays: " + ", ".join(f"{key} {_describe(value)}" for key, value in shares.items()),
         )
 
 
 def build_stream(
-    images: NDArray[Any],
-    labels: IntArray,
-    split: IntArray,
+    data: Labelled,
     task_of: IntArray,
+    task_names: Sequence[str],
     *,
     name: str,
-    task_names: Sequence[str],
-    class_names: tuple[str, ...],
     pixel_range: tuple[float, float] = (0.0, 1.0),
     binarize: str = "none",
     seed: int = 0,
-    how: str = "",
     extra: dict[str, Any] | None = None,
 ) -> Stream:
-    """Return the stream of checked images ``(n, *shape)``; each has a class, split and task (-1: none)."""
+    """Return the stream of checked images, which have a split; ``task_of`` says the task of each (-1: none)."""
     _check_binarize(binarize, pixel_range)
     seed = checked("seed", seed, WholeNumber)
-    if int(labels.max()) >= len(class_names):
-        raise InputError(f"class_names: {len(class_names)} names, but a label is {int(labels.max())}")
-    if (task_of < 0).any():
-        used = task_of >= 0
-        images, labels, split, task_of = images[used], labels[used], split[used], task_of[used]
+    if int(data.labels.max()) >= len(data.class_names):
+        raise InputError(f"class_names: {len(data.class_names)} names, but a label is {int(data.labels.max())}")
+    assert data.split is not None
+    used = task_of >= 0
+    if not used.all():
+        task_of = task_of[used]
+        data = data._replace(images=data.images[used], labels=data.labels[used], split=data.split[used])
     tasks = []
     for index, task_name in enumerate(task_names):
         parts: dict[str, Split] = {}
         for code, split_name in enumerate(SPLITS):
-            rows = np.flatnonzero((task_of == index) & (split == code))
+            rows = np.flatnonzero((task_of == index) & (data.split == code))
             if not len(rows):
                 raise InputError(
                     f"task '{task_name}' has no {split_name} image; "
                     "each task needs at least 1 image in train, valid and test"
                 )
-            pixels = to_float(images[rows], pixel_range).flatten(1)
+            pixels = to_float(data.images[rows], pixel_range).flatten(1)
             pixels = binarized(pixels, binarize, code, (seed, index))
-            parts[split_name] = Split(pixels, torch.from_numpy(labels[rows]))
-        classes = tuple(int(label) for label in np.unique(labels[task_of == index]))
+            parts[split_name] = Split(pixels, torch.from_numpy(data.labels[rows]))
+        classes = tuple(int(label) for label in np.unique(data.labels[task_of == index]))
         tasks.append(Task(task_name, **parts, classes=classes))
-    record = {"dataset": name, "seed": seed, "how": how, "binarize": binarize, **(extra or {})}
+    record = {"dataset": name, "seed": seed, "how": data.how, "binarize": binarize, **(extra or {})}
     record |= sizes_record(tasks)
-    record["digest"] = _digest(images, labels, split, pixel_range, binarize, seed)
-    return Stream(name, images.shape[1:], class_names, pixel_range, binarize, record, tuple(tasks))
+    record["digest"] = _digest(data, pixel_range, binarize, seed)
+    return Stream(name, data.images.shape[1:], data.class_names, pixel_range, binarize, record, tuple(tasks))
 
 
 def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
@@ -285,11 +282,11 @@ class _Rows:
             self.images.append(images)
             self.columns.append(columns)
 
-    def joined(self) -> tuple[NDArray[Any], IntArray, IntArray, IntArray]:
+    def joined(self) -> tuple[Labelled, IntArray]:
         if len({images.dtype for images in self.images}) > 1:  # bytes and floats: bring both to one scale
             self.images = [to_float(images, self.pixel_range).numpy() for images in self.images]
         labels, split, task_of = np.concatenate(self.columns, 1)
-        return np.concatenate(self.images), labels, split, task_of
+        return Labelled(np.concatenate(self.images), labels, split, ()), task_of
 
 
 def _checked_range(pixel_range: tuple[float, float]) -> tuple[float, float]:
@@ -331,17 +328,10 @@ def _relabelled(task: Task, label_of: Tensor) -> Task:
     return Task(task.name, train, valid, test, tuple(sorted({int(label_of[label]) for label in task.classes})))
 
 
-def _digest(
-    images: NDArray[Any],
-    labels: IntArray,
-    split: IntArray,
-    pixel_range: tuple[float, float],
-    binarize: str,
-    seed: int,
-) -> str:
+def _digest(data: Labelled, pixel_range: tuple[float, float], binarize: str, seed: int) -> str:
     drawn = seed if binarize == "dynamic" else None  # then the seed decides pixels, not only the split
-    head = [list(images.shape), images.dtype.str, list(pixel_range), binarize, drawn]
+    head = [list(data.images.shape), data.images.dtype.str, list(pixel_range), binarize, drawn]
     sha256 = hashlib.sha256(json.dumps(head).encode())
-    for array in (images, labels, split):
+    for array in (data.images, data.labels, data.split):
         sha256.update(np.ascontiguousarray(array).data)
     return sha256.hexdigest()

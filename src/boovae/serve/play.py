@@ -41,7 +41,6 @@ MOST_PIXELS = 24_000_000
 #: How far from the origin a latent coordinate may lie; no prior or encoder comes near it.
 FARTHEST = 1e4
 
-
 #: A picture: PNG in Python, an address that a page can show in JSON.
 Picture = Annotated[bytes, PlainSerializer(lambda png: f"data:image/png;base64,{b64encode(png).decode()}", str, "json")]
 Coordinate = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
