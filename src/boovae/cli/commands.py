@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from boovae.runs.progress import Display
     from boovae.training.trainer import Trainer
 
+    Opened = tuple[Run, Trainer, int | None]
+
 
 def train(arguments: kinds.Train, settings: Settings) -> None:
     """Train, resume, evaluate, report."""

@@ -22,7 +22,7 @@ Held = float | int | None
 
 
 class Labelled(NamedTuple):
-    """Images ``(n, *shape)``, the class ``(n,)`` and, if known, the split 0/1/2 ``(n,)`` of each; how they were split."""
+    """Images ``(n, *shape)``, the class and, if known, the split 0/1/2 of each, and how they were split."""
 
     images: NDArray[Any]
     labels: IntArray
