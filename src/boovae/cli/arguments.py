@@ -74,9 +74,7 @@ class Configured(OnDevice, ReadsData):
 class Measures(OnDevice, ReadsData, ShowsProgress, PrintsNumbers):
     """Commands that end with an evaluation."""
 
-    metrics: Annotated[tuple[Literal["nll", "diversity", "frechet", "fid"], ...], tyro.conf.arg(name="metric")] = (
-        *("nll", "diversity", "frechet"),
-    )
+    metric: tuple[Literal["nll", "diversity", "frechet", "fid"], ...] = ("nll", "diversity", "frechet")
     """What to measure after each task; frechet and fid both mean distances on the features named below."""
     features: tuple[str, ...] = ("classifier",)
     """Networks for distances: classifier, efficientnet-lite0, inception, inception:FILE, torchscript:FILE."""

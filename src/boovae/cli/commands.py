@@ -38,7 +38,7 @@ def train(arguments: kinds.Train, settings: Settings) -> None:
     stream = load_data(settings, arguments.data_dir)
     out = arguments.out or Path("runs") / folder_name(settings)
     with _display(quiet=arguments.quiet) as display:
-        _called(run_train, arguments, settings, stream, out=out, display=display)
+        _called(run_train, arguments, settings, stream, out=out, metrics=arguments.metric, display=display)
     _conclude(out, arguments)
 
 
@@ -47,7 +47,7 @@ def extend(arguments: kinds.Extend) -> None:
     from boovae.runs.extend import extend as run_extend
 
     with _display(quiet=arguments.quiet) as display:
-        _called(run_extend, arguments, arguments.run, display=display)
+        _called(run_extend, arguments, arguments.run, metrics=arguments.metric, display=display)
     _conclude(arguments.run, arguments)
 
 
@@ -101,16 +101,14 @@ def evaluate(arguments: kinds.Eval) -> None:
             display.note(past.explain())
         judges = Judges()
         if past.stream is not None:
-            judges = judge(
-                past.stream, trainer, arguments.metrics, display.note, arguments.features, arguments.data_dir
-            )
+            judges = judge(past.stream, trainer, arguments.metric, display.note, arguments.features, arguments.data_dir)
         history = run.events("evaluation")[: trainer.tasks_done - 1]
         event = measure(
             trainer,
             tasks,
             judges.classifier,
             history,
-            metrics=arguments.metrics,
+            metrics=arguments.metric,
             references=judges.references,
             progress=display.evaluating,
         )
