@@ -183,7 +183,7 @@ def test_a_missing_list_is_named(name: str, folder: Path) -> None:
         (lambda text: text.replace("Bald", "Bold"), "no attribute 'Bald'"),
         (lambda text: text.replace("000002.jpg -1", "000002.jpg  7"), "marks must be 1 or -1"),
         (lambda text: text.replace("000002.jpg -1", "000002.jpg  x"), "marks must be 1 or -1"),
-        (lambda text: text.replace("000002.jpg", "../../002.jpg"), "no plain file name"),
+        (lambda text: text.replace("000002.jpg", "../../002.jpg"), "not a plain file name"),
         (lambda text: "", "first line"),
     ],
 )

@@ -59,7 +59,7 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
 
     read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
     if settings.training.replicas != Settings().training.replicas:
-        print("--replicas has no say in tune: --seeds-each is how many seeds every value has", file=sys.stderr)
+        print("--replicas does not matter to tune: --seeds-each is the number of seeds of every value", file=sys.stderr)
     with _display(quiet=arguments.json) as display:
         stream, device = load_data(settings, arguments.data_dir), choose_device(arguments.device)
         trials = _called(
@@ -94,7 +94,7 @@ def evaluate(arguments: kinds.Eval) -> None:
         tasks = past.tasks[: trainer.tasks_done]
         if not any(tasks):
             why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
-            raise InputError(f"no image that {arguments.run} has learned is at hand: {why}")
+            raise InputError(f"none of the images that {arguments.run} has learned can be found: {why}")
         changed = {name: value for name in ("samples", "generated") if (value := getattr(arguments, name)) is not None}
         trainer.settings = trainer.settings.changed(**changed)
         if past.missing:

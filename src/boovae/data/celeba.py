@@ -172,7 +172,7 @@ def _lines(path: Path) -> list[str]:
 
 def _file_name(name: str, path: Path) -> str:
     if "/" in name or "\\" in name or name.startswith("."):
-        raise InputError(f"{path}: '{name}' is no plain file name; do not trust this file")
+        raise InputError(f"{path}: '{name}' is not a plain file name; do not trust this file")
     return name
 
 

@@ -172,7 +172,7 @@ def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Labelled:
 
 
 def unknown_dataset(name: str, argument: str = "dataset") -> InputError:
-    """Return the error for a name that is no dataset; of a path it says how paths are written."""
+    """Return the error for an unknown dataset; for a path it says how paths are written."""
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix == ".npz":
         return InputError(f"{argument} is {name}; a path needs its kind: {'folder' if path.is_dir() else 'npz'}:{name}")

@@ -65,7 +65,7 @@ def get_file(
 ) -> Path:
     """Return the path of a file, downloaded into the cache if it is nowhere on this disk.
 
-    ``mirrors`` are addresses of folders that hold the file; ``remedy`` ends the error when there is no way.
+    ``mirrors`` are addresses of folders that hold the file; ``remedy`` ends the error if the file cannot be had.
     """
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise InputError(f"{{data_dir}} {data_dir}: no such folder; it should hold {dataset}/{file.name}")

@@ -137,7 +137,7 @@ def read_npz(path: str | Path) -> Labelled:
 
 
 def check_path(form: str, path: Path) -> None:
-    """Refuse the path of ``npz:PATH`` or ``folder:PATH`` where there is no such thing; nothing is read."""
+    """Refuse the path of ``npz:PATH`` or ``folder:PATH`` that does not exist; nothing is read."""
     if not (path.is_file() if form == "npz" else path.is_dir()):
         raise InputError(f"{form}:{path}: no such {'file' if form == 'npz' else 'folder'}; check the path")
 

@@ -59,7 +59,7 @@ class Scaling:
         return float(np.log(self.scale).sum())
 
     def check(self, low: float, high: float) -> None:
-        """Refuse values that are no grey values where the model has learned such."""
+        """Refuse other numbers where the model has learned grey values."""
         if self.grey and (low < -SLACK or high > 1 + SLACK):
             raise InputError(
                 f"X has values in [{low:g}, {high:g}], but the model takes grey values in [0, 1] "

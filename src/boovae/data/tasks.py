@@ -69,7 +69,7 @@ class Stream(Sequence[Task]):
     class_names : of all classes of the dataset; a label is an index into it.
     pixel_range : between which values pixels lie.
     binarize : "none"; "threshold": all pixels are 0 or 1; "dynamic": so are those of valid and test, while
-        train keeps its grey values for the trainer to draw from anew.
+        train keeps its grey values for the trainer to draw from in every epoch.
     split_record : how the data was split, with its seed, the sizes and the digest; ready for JSON.
     tasks : the tasks, in order.
 

@@ -1,6 +1,6 @@
 """`BooVAE`: the whole of this package as a scikit-learn estimator.
 
-A thin front: data come in as arrays, tensors or batches and go through `data/py`; `Trainer` learns, with the
+A thin front: data come in as arrays, tensors or batches and become rows in `data/scaling.py`; `Trainer` learns, with the
 methods and priors of the command line; what is saved is a run folder (docs/estimator.md).
 """
 
@@ -224,7 +224,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         trainer = Trainer(settings, model_shape(self.image_shape_), extent, device=device, compile=compile)
         if before is not None:
             carry(before, trainer)
-            trainer.frozen[:] = False  # a task that diverged is no reason not to try the next, with a lower rate say
+            trainer.frozen[:] = False  # the next task may succeed, with a lower rate say
         return trainer
 
     def _check(self) -> None:

@@ -62,7 +62,7 @@ class ChangeDetector:
 
     >>> reference = torch.randn(100, generator=torch.Generator().manual_seed(0))
     >>> detector = ChangeDetector(reference)
-    >>> detector.feed(torch.zeros(50)) is None  # as ever
+    >>> detector.feed(torch.zeros(50)) is None  # nothing has changed
     True
     >>> detector.feed(torch.tensor([0.0, 0.0] + 14 * [-9.0]))  # 52 images were of the task
     52
@@ -127,7 +127,7 @@ class TaskFinder:
             raise InputError(f"most ({{detect_most}}) is {most}; it must be at least {{detect_first}}, {first}")
         self.trial, self.first, self.most = trial, first, most
         self._images: list[Tensor] = []  # of the task that has not ended
-        self._learned = 0  # of them by the trial: `first` and `most` may change while a task goes on
+        self._learned = 0  # of them by the trial: `first` and `most` may change within a task
         self._scored = 0
         self._score: Score | None = None
 
@@ -253,7 +253,7 @@ class Trial:
         return lambda others: elbo_and_kl(learner, others).mean(0)
 
     def learner(self, images: int) -> Trainer:
-        """Return a copy of the trainer that learns so many images with a short schedule."""
+        """Return a copy of the trainer with a schedule short enough for `images` images."""
         old = self.trainer
         learner = Trainer(
             shortened(self._settings, images),

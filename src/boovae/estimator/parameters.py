@@ -44,7 +44,7 @@ class _Checked(Section):
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters of an estimator that are no settings and make no sense."""
+    """Refuse parameters that are not settings and make no sense."""
     _Checked(**{item.name: parameters[item.name] for item in fields(_Checked)})
     if not isinstance(others := parameters["settings"], (Mapping, NoneType)):
         raise InputError(f"settings is {others!r}; it must be a dictionary, for example {{'distill_weight': 1.0}}")

@@ -53,7 +53,7 @@ class Exchanged(BaseModel):
 
 
 class Point(Exchanged):
-    """A place in the latent space and the task it belongs to; None where tasks are not told apart."""
+    """A place in the latent space and the task it belongs to; None where the model does not tell tasks apart."""
 
     z: list[Coordinate] = Field(max_length=4096)
     task: int | None = None
@@ -92,7 +92,7 @@ class Look(Exchanged):
     log_likelihood: float
     effective_samples: float
     tasks: list[TaskScore]
-    """Empty where tasks are not told apart."""
+    """Empty where the model does not tell tasks apart."""
 
 
 class Offered(NamedTuple):
