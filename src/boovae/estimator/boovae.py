@@ -1,6 +1,6 @@
 """`BooVAE`: the whole of this package as a scikit-learn estimator.
 
-A thin front: data come in as arrays, tensors or batches and become rows in `data/scaling.py`; `Trainer` learns, with the
+A thin front: data come in as arrays, tensors or batches and become rows (`data/scaling.py`); `Trainer` learns, with the
 methods and priors of the command line; what is saved is a run folder (docs/estimator.md).
 """
 
