@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from boovae.cli.main import main
-from boovae.config.resolve import _packaged
+from boovae.config.resolve import packaged_toml
 from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import METHODS, REGISTRY, make_method, resolve
@@ -177,7 +177,7 @@ def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_recipes_set_the_strength_of_a_method_and_of_its_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {"ewc": {"ewc_strength": 7.0}, "boo+ewc": {"ewc_strength": 9.0}}
-    monkeypatch.setitem(_packaged("strengths.toml"), "mnist", chosen)
+    monkeypatch.setitem(packaged_toml("boovae.config", "strengths.toml"), "mnist", chosen)
 
     def strength(**given: Any) -> float:
         return resolve({"dataset": "mnist", **given}).of(EWCSettings).ewc_strength

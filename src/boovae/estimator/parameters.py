@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sklearn.utils import check_random_state
 
-from boovae.config import Section, Settings
+from boovae.config import DataSettings, Section, Settings
 from boovae.config.choose import DataSummary, settings_for
 from boovae.config.resolve import refuse_foreign
 from boovae.config.section import Share
@@ -19,10 +19,7 @@ from boovae.methods import REGISTRY, from_mapping
 #: Settings that are parameters of the estimator.
 OWN = ("latent_dim", "components", "method", "net", "epochs", "batch_size", "learning_rate", "likelihood", "samples")
 #: Settings that make no sense there: they speak of a dataset, of several replicas or of the evaluation of a run.
-FOREIGN = (
-    *("dataset", "tasks", "classes_per_task", "class_order", "borders", "limit", "binarize", "data_seed"),
-    *("replicas", "seed", "generated"),
-)
+FOREIGN = (*(item.name for item in fields(DataSettings)), "replicas", "seed", "generated")
 #: What a model is made of; it cannot change from one task to the next.
 FIXED = (
     *("latent_dim", "components", "method", "net", "normalisation", "likelihood", "log_variance_range", "prior"),
