@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
@@ -160,32 +160,32 @@ class Stream(Sequence[Task]):
         task_names = tuple(map(str, range(count))) if names is None else tuple(map(str, names))
         if len(task_names) != count or len(set(task_names)) != count:
             raise InputError(f"names: {count} tasks need {count} different names, found {list(task_names)}")
-        rows = _Rows(shape, _checked_range(pixel_range))
-        rows.add(tasks, TRAIN, "tasks")
+        pixel_range = _checked_range(pixel_range)
+        given: dict[int, Sequence[TaskData]] = {TRAIN: tasks}
         shares: dict[str, Held] = {}
-        for code, given in ((VALID, valid), (TEST, test)):
+        for code, held in ((VALID, valid), (TEST, test)):
             shares[SPLITS[code]] = 0
-            if given is None or isinstance(given, (int, float)):
-                shares[SPLITS[code]] = given
-            elif _count_tasks(given, SPLITS[code]) != count:
-                raise InputError(f"{SPLITS[code]}: {len(given)} entries for {count} tasks; hand in one per task")
+            if held is None or isinstance(held, (int, float)):
+                shares[SPLITS[code]] = held
+            elif _count_tasks(held, SPLITS[code]) != count:
+                raise InputError(f"{SPLITS[code]}: {len(held)} entries for {count} tasks; hand in one per task")
             else:
-                rows.add(given, code, SPLITS[code])
-        data, task_of = rows.joined()
+                given[code] = held
+        data, task_of, labelled = _joined(given, None if shape is None else tuple(shape), pixel_range)
         assert data.split is not None
         if any(share != 0 for share in shares.values()):
             seed = checked("seed", seed, WholeNumber)
             for index, task_name in enumerate(task_names):
                 own = np.flatnonzero((task_of == index) & (data.split == TRAIN))
                 data.split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
-        default_names = map(str, range(int(data.labels.max()) + 1)) if rows.labelled else task_names
+        default_names = map(str, range(int(data.labels.max()) + 1)) if labelled else task_names
         how = "arrays: " + ", ".join(f"{key} {_describe(value)}" for key, value in shares.items())
         return build_stream(
             data._replace(class_names=tuple(default_names if class_names is None else class_names), how=how),
             task_of,
             task_names,
             name=name,
-            pixel_range=rows.pixel_range,
+            pixel_range=pixel_range,
             binarize=binarize,
             seed=seed,
         )
@@ -251,42 +251,34 @@ def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
     return len(tasks)
 
 
-class _Rows:
-    """Collects the images of many arrays with their label, split and task."""
-
-    def __init__(self, shape: Sequence[int] | None, pixel_range: tuple[float, float]) -> None:
-        self.shape = None if shape is None else tuple(shape)
-        self.pixel_range = pixel_range
-        self.images: list[NDArray[Any]] = []
-        self.columns: list[IntArray] = []  # (3, n) each: label, split, task
-        self.labelled: bool | None = None
-
-    def add(self, tasks: Sequence[TaskData], code: int, argument: str) -> None:
-        for index, task in enumerate(tasks):
-            where = f"{argument}[{index}]"
-            if isinstance(task, tuple) and len(task) != 2:
-                raise InputError(f"{where}: a tuple is (images, labels), found {len(task)} entries")
-            array, labels = task if isinstance(task, tuple) else (task, None)
-            images = check_pixels(as_images(array, where, self.shape), self.pixel_range, where)
-            if self.labelled not in (None, labels is not None):
-                raise InputError(f"{where}: hand in labels for all tasks and splits or for none")
-            if self.images and images.shape[1:] != self.images[0].shape[1:]:
-                raise InputError(
-                    f"{where}: images of shape {images.shape[1:]}, but those before have "
-                    f"{self.images[0].shape[1:]}; all tasks must agree"
-                )
-            self.labelled = labels is not None
-            columns = np.full((3, len(images)), index, np.int64)
-            columns[0] = index if labels is None else as_labels(labels, len(images), f"{where} labels")
-            columns[1] = code
-            self.images.append(images)
-            self.columns.append(columns)
-
-    def joined(self) -> tuple[Labelled, IntArray]:
-        if len({images.dtype for images in self.images}) > 1:  # bytes and floats: bring both to one scale
-            self.images = [to_float(images, self.pixel_range).numpy() for images in self.images]
-        labels, split, task_of = np.concatenate(self.columns, 1)
-        return Labelled(np.concatenate(self.images), labels, split, ()), task_of
+def _joined(
+    given: Mapping[int, Sequence[TaskData]], shape: tuple[int, ...] | None, pixel_range: tuple[float, float]
+) -> tuple[Labelled, IntArray, bool]:
+    """Return the images of all tasks by their split, the task of each, and whether they came with labels."""
+    parts: list[NDArray[Any]] = []
+    columns: list[IntArray] = []  # (3, n) each: label, split, task
+    labelled: set[bool] = set()
+    for code, index, task in ((code, *entry) for code, tasks in given.items() for entry in enumerate(tasks)):
+        where = f"{'tasks' if code == TRAIN else SPLITS[code]}[{index}]"
+        if isinstance(task, tuple) and len(task) != 2:
+            raise InputError(f"{where}: a tuple is (images, labels), found {len(task)} entries")
+        array, labels = task if isinstance(task, tuple) else (task, None)
+        images = check_pixels(as_images(array, where, shape), pixel_range, where)
+        labelled.add(labels is not None)
+        if len(labelled) > 1:
+            raise InputError(f"{where}: hand in labels for all tasks and splits or for none")
+        if parts and images.shape[1:] != parts[0].shape[1:]:
+            raise InputError(
+                f"{where}: images of shape {images.shape[1:]}, but those before have {parts[0].shape[1:]}; "
+                "all tasks must agree"
+            )
+        parts.append(images)
+        label = np.full(len(images), index) if labels is None else as_labels(labels, len(images), f"{where} labels")
+        columns.append(np.stack([label, np.full(len(images), code), np.full(len(images), index)]))
+    if len({images.dtype for images in parts}) > 1:  # bytes and floats: bring both to one scale
+        parts = [to_float(images, pixel_range).numpy() for images in parts]
+    label, split, task_of = np.concatenate(columns, 1)
+    return Labelled(np.concatenate(parts), label, split, ()), task_of, labelled == {True}
 
 
 def _checked_range(pixel_range: tuple[float, float]) -> tuple[float, float]:
