@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import boovae
-from boovae.bench.options import BenchOptions
+from boovae.bench.request import BenchOptions
 from boovae.bench.worker import Answer, Job, work
 from boovae.errors import InputError
 
