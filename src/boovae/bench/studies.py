@@ -57,17 +57,17 @@ def bench(arguments: BenchOptions, command: str) -> Outcome:
     request = _request(arguments, study, command)
     cells = study.plan(request)
     if request.only_tables:
-        check_folder(request.out, "--out", "cells")  # and leave it alone, it may be somebody else's
+        check_folder(request.out, "out", "cells")  # and leave it alone, it may be somebody else's
     else:
         _check_places(request)
-        open_folder(request.out, "--out", "cells")
+        open_folder(request.out, "out", "cells")
     done, failed = finished(request.out, cells), dict[str, str]()
     if request.only_tables and not done:
         raise InputError(
             f"none of the {len(cells)} cells of this bench is finished in {request.out} ({{out}}): "
             "run it without {only_tables}, or name the {out} that has them"
         )
-    open_folder(request.results, "--results", request.study)
+    open_folder(request.results, "results", request.study)
     _check_features(request, done)
     if not request.only_tables:
         _check_data(request, done)
