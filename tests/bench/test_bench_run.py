@@ -23,10 +23,10 @@ from bench_parts import GIVEN, Inline, job_of
 from boovae.bench import executors
 from boovae.bench import scheduler as matrix_module
 from boovae.bench import studies as bench
-from boovae.bench.board import Board
-from boovae.bench.cells import Cell, plan, read_summary, summary_path
+from boovae.bench.cells import Cell, plan
 from boovae.bench.executors import Executor, Local, Slurm
-from boovae.bench.scheduler import Matrix
+from boovae.bench.results import read_summary, summary_path
+from boovae.bench.scheduler import Board, Matrix
 from boovae.bench.worker import Answer, Job, lock_of, work
 from boovae.cli.main import main
 from boovae.errors import RunError

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from rich.progress import ProgressColumn
 
-from boovae.bench.board import LiveBoard
+from boovae.bench.scheduler import LiveBoard
 from boovae.cli.main import VERBS, main
 from boovae.cli.terminal import print_rows
 from boovae.errors import InputError

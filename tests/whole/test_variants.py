@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from boovae.config.presets import RECIPES
 from torch import Tensor
 
 import variants
-from boovae.config.presets import RECIPES
 from boovae.data import Task
 from boovae.metrics.reference import Reference, Scores
 

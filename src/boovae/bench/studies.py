@@ -15,7 +15,7 @@ from boovae.bench.executors import check_executor, make_executor
 from boovae.bench.paper import Paper
 from boovae.bench.published import dataset_title, is_distance
 from boovae.bench.request import BenchOptions, Request, check_folder, file_name, open_folder
-from boovae.bench.results import Summary, by_dataset, finished, summary_path
+from boovae.bench.results import Measured, Summary, by_dataset, finished, summary_path
 from boovae.bench.scheduler import Matrix, make_board, stoppable
 from boovae.bench.sweeps import COMPONENTS, CORESET_SIZE, Sweep
 from boovae.bench.webpage import render
@@ -74,16 +74,17 @@ def bench(arguments: BenchOptions, command: str) -> Outcome:
         failed = _run(request, cells)
         done = finished(request.out, cells)
     missing = [cell.title for cell in cells if cell not in dict(done)]
-    findings = write(study, request, done, missing) if done else {}  # empty tables would replace good ones
+    findings = {}
+    if done:  # empty tables would replace good ones
+        findings = write(request, by_dataset(done), missing)
+        for name in sorted({cell.name for cell, _ in done}):  # copied to `--out`, a bench continues from them anywhere
+            write_file(summary_path(request.results / "cells", name), summary_path(request.out, name).read_bytes())
     return Outcome(request.study, len(cells), failed, missing, findings, str(request.results))
 
 
-def write(study: Study, request: Request, done: Finished, missing: Sequence[str]) -> dict[str, str]:
-    """Write every number, tables, figures and the page; return what they say in short.
-
-    The records go beside them: copied to `--out`, a bench goes on from there on any machine.
-    """
-    folder, measured = request.results, by_dataset(done)
+def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:
+    """Write every number, tables, figures and the page; return what they say in short."""
+    study, folder = STUDIES[request.study], request.results
     for each in measured:
         each.write_csv(folder / f"{file_name(each.dataset)}.csv", request.command)
     last, chapters = study.write_tables(request, measured), [study.chapter(request, each) for each in measured]
@@ -93,8 +94,6 @@ def write(study: Study, request: Request, done: Finished, missing: Sequence[str]
     titled = {titles.get(head, head) + colon + rest: text for (head, colon, rest), text in parts}
     write_file(folder / "report.html", render(study.title, chapters, titled, last, missing))
     write_file(folder / "findings.json", (json.dumps(findings, indent=1) + "\n").encode())
-    for name in sorted({cell.name for cell, _ in done}):
-        write_file(summary_path(folder / "cells", name), summary_path(request.out, name).read_bytes())
     return findings
 
 
