@@ -28,6 +28,8 @@ Row = tuple[int, str, Any, Any, Any]  # tasks seen, metric, task, seed, value
 #: What to do with a record that cannot be used.
 AGAIN = "remove it, and its cell runs again"
 DAMAGED = f"the record is damaged: {AGAIN}"
+#: What a record says of where it was made.
+ENVIRONMENT = ("boovae", "python", "torch", "device", "commit")
 #: How a PNG begins in base64.
 PNG = "iVBORw0KGgo"
 #: Resamples of the bootstrap, and the share of them inside the interval.
@@ -85,7 +87,7 @@ def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> None:
         raise record.error(f"'evaluations' must be one after each of {tasks} tasks")
     for seen, data in enumerate(evaluations, start=1):
         _check_evaluation(Event(f"{path}, after {seen} tasks", data, DAMAGED), seen, len(seeds))
-    for name in ("boovae", "python", "torch", "device", "commit"):
+    for name in ENVIRONMENT:
         record.text(f"environment.{name}")
     for name in ("seconds.train", "seconds.evaluate"):
         if math.isnan(record.number(name)):
@@ -186,8 +188,7 @@ class Measured:
         once = {cell.name: summary["seconds"] for cell, summary in self.cells}  # one cell may have several labels
         seconds = {key: sum(each[key] for each in once.values()) for key in ("train", "evaluate")}
         return {
-            **{key: _all(found[key] for found in environments) for key in ("boovae", "python", "torch", "device")},
-            "commit": _all(found["commit"] for found in environments),
+            **{key: _all(found[key] for found in environments) for key in ENVIRONMENT},
             "command": command,
             "seeds": _all(seeds),
             "seconds": ", ".join(f"{key} {value:.1f}" for key, value in seconds.items()),

@@ -73,7 +73,8 @@ class Matrix:
                 self.board.show(list(self._running))
                 time.sleep(LOOK)
         except BaseException:
-            self._cancel()
+            for handle in self._running.values():
+                handle.cancel()
             raise
 
     def _hand_over(self) -> None:
@@ -91,10 +92,11 @@ class Matrix:
 
     def _begin(self, cell: Cell) -> None:
         try:
-            if self._taken(cell):
-                self._later(cell)
-            else:
-                self._running[cell] = self.executor.submit(self.job(cell))
+            with lock_of(self.folder, cell.name):
+                pass  # nobody has it
+            self._running[cell] = self.executor.submit(self.job(cell))
+        except Timeout:
+            self._later(cell)
         except OSError as error:
             remedy = "make room" if error.errno in NO_ROOM else f"make {self.folder} writable"
             raise self._halted(cell, f"cannot begin: {error.strerror}", remedy) from error
@@ -105,13 +107,6 @@ class Matrix:
             f"{cell.title}: {error}. The finished cells in {self.folder} are intact: {remedy}, then the same command "
             "continues"
         )
-
-    def _taken(self, cell: Cell) -> bool:
-        try:
-            with lock_of(self.folder, cell.name):
-                return False
-        except Timeout:
-            return True
 
     def _later(self, cell: Cell) -> None:
         if cell not in self._retry_at:
@@ -149,10 +144,6 @@ class Matrix:
         times = 1 if far > before else times + 1
         self._lost[cell] = times, max(far, before)
         return times <= LIVES
-
-    def _cancel(self) -> None:
-        for handle in self._running.values():
-            handle.cancel()
 
 
 @contextmanager
@@ -200,14 +191,13 @@ class Board:
         """Take note of all cells and of those that are not finished."""
         self._cells = {cell.name: cell for cell in cells}
         self._finished = set(self._cells) - {cell.name for cell in waiting}
-        self._tasks = {name: self._count(cell) for name, cell in self._cells.items()}
-        self._began, self._before = time.monotonic(), sum(self._tasks.values())
+        self._count()
+        self._began, self._before = time.monotonic(), self.done
 
     def show(self, running: Sequence[Cell]) -> None:
         """Show where the running cells are; others may be at work on some of the rest."""
         if time.monotonic() - self._counted >= COUNT_INTERVAL:
-            self._counted = time.monotonic()
-            self._tasks = {name: self._count(cell) for name, cell in self._cells.items()}
+            self._count()
 
     def finished(self, cell: Cell) -> None:
         """A cell is finished."""
@@ -256,12 +246,18 @@ class Board:
         """Say which task a cell is at."""
         return f"{cell.title} {self._tasks[cell.name]}/{cell.tasks}"
 
-    def _count(self, cell: Cell) -> int:
-        """Return the tasks that a cell has behind it; a run draws a picture after each."""
-        if cell.name in self._finished:
-            return cell.tasks
-        pictures = sum(1 for _ in (self.folder / cell.name / "samples").glob("task_*.png"))
-        return min(pictures * cell.together, cell.tasks)
+    def _count(self) -> None:
+        self._counted = time.monotonic()
+        self._tasks = {
+            name: cell.tasks if name in self._finished else tasks_done(self.folder, cell)
+            for name, cell in self._cells.items()
+        }
+
+
+def tasks_done(folder: Path, cell: Cell) -> int:
+    """Return how many tasks the run of a cell has behind it; it draws a picture after each."""
+    pictures = sum(1 for _ in (folder / cell.name / "samples").glob("task_*.png"))
+    return min(pictures * cell.together, cell.tasks)
 
 
 class LineBoard(Board):

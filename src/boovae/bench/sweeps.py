@@ -26,6 +26,7 @@ from boovae.report.charts import chart
 from boovae.report.outputs import write_rows
 
 DATASETS = ("mnist", "fashion_mnist")
+HEAD = ("dataset", "metric", "line", "at", "mean", "std", "seeds")
 #: The variant of a method that has this number.
 Varied = Callable[[int], str]
 
@@ -41,18 +42,6 @@ class Line(NamedTuple):
     def texts(self) -> list[tuple[str, Spread]]:
         """Where the line has numbers, as a table says it."""
         return [("", self.points[0][1])] if self.flat else [(f"{at:g}", spread) for at, spread in self.points]
-
-
-class Found(NamedTuple):
-    """A number after the last task as the table has it."""
-
-    dataset: str
-    metric: str
-    line: str
-    at: str
-    mean: str
-    std: str
-    seeds: int
 
 
 @dataclass(frozen=True)
@@ -119,12 +108,12 @@ class Sweep:
     def write_tables(self, request: Request, measured: Sequence[Measured]) -> None:
         """Write the numbers of all lines."""
         found = [
-            Found(each.dataset, metric, one.label, at, *spread.record)
+            (each.dataset, metric, one.label, at, *spread.record)
             for each, metric in product(measured, self.titles(request))
             for one in self.lines(request, each, metric)
             for at, spread in one.texts
         ]
-        write_rows(request.results / f"{request.study}.csv", Found._fields, found)
+        write_rows(request.results / f"{request.study}.csv", HEAD, found)
         text = as_markdown(f"dataset | metric | | {self.at} | mean | std | seeds", found)
         write_file(request.results / f"{request.study}.md", f"# {self.title}\n\n{text}".encode())
 

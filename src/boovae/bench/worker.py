@@ -84,7 +84,11 @@ def work(job: Job) -> Answer:
 
     cell = Cell(job["label"], from_mapping(tomllib.loads(job["config"])))
     try:
-        with lock_of(folder, cell.name), _logged(folder / f"{cell.name}.log"):
+        with (
+            lock_of(folder, cell.name),
+            (folder / f"{cell.name}.log").open("a", encoding="utf-8") as log,
+            contextlib.redirect_stderr(log),
+        ):
             return _run(job, cell, folder)
     except Timeout:
         return {"state": "busy", "error": ""}
@@ -136,13 +140,6 @@ def summarise(run: Path, settings: Settings) -> Summary:
         "components": component_pictures(run),
         "seconds": {key: sum(time[f"{key}_seconds"] for time in latest.values()) for key in ("train", "evaluate")},
     }
-
-
-@contextlib.contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """Let everything that is said about a cell go to its log."""
-    with path.open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
-        yield
 
 
 def _trouble(error: BaseException) -> Answer:
