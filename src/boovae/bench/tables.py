@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Literal, NamedTuple
 
 from boovae.bench.published import (
@@ -182,69 +182,51 @@ def table(measured: Measured, metric: str) -> Table:
 
 def findings(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, str]:
     """Return in how many cells we are at or below the paper, method by method, and our default against all of it."""
-    found: dict[str, str] = {}
-    for metric in metrics:
-        for method in METHOD_NAMES:
-            reached = [good for each in measured for good in _reached(each, metric, method)]
-            if reached:
-                found[f"{method}: {title_of(metric)} at or better than the paper's"] = _share(reached)
-    for name, wins in {**_default_wins(measured), **_order(measured, metrics)}.items():
-        if wins:
-            found[name] = _share(wins)
-    return found
+    reached = (_reached(each, *one) for one in product(metrics, METHOD_NAMES) for each in measured)
+    beaten = (_beaten(each) for each in measured)
+    ordered = (_ordered(each, metric) for each in measured for metric in filter(is_distance, metrics))
+    wins: dict[str, list[bool]] = {}
+    for name, good in chain(*reached, *beaten, *ordered):
+        wins.setdefault(name, []).append(good)
+    return {name: f"{sum(good)} of {len(good)} cells" for name, good in wins.items()}
 
 
-def _share(good: Sequence[bool]) -> str:
-    return f"{sum(good)} of {len(good)} cells"
-
-
-def _reached(measured: Measured, metric: str, method: str) -> Iterator[bool]:
+def _reached(measured: Measured, metric: str, method: str) -> Iterator[tuple[str, bool]]:
+    """Say in which cells a method is at or below the paper; a diversity also where it is near the joint model's."""
     for seen, row in table(measured, metric).rows:
         entry = dict(zip(measured.labels, row, strict=True)).get(method)
-        if entry is not None and entry.better:
-            yield entry.better != "paper" or (metric == "diversity" and _near_joint(measured, entry, seen))
+        if entry is None or entry.ours is None or not entry.better:
+            continue
+        joint = measured.spread("joint", seen, metric) if metric == "diversity" else None
+        near_joint = joint is not None and entry.ours.mean <= joint.mean + NEAR_JOINT
+        yield f"{method}: {title_of(metric)} at or better than the paper's", entry.better != "paper" or near_joint
 
 
-def _near_joint(measured: Measured, entry: Entry, seen: int) -> bool:
-    joint = measured.spread("joint", seen, "diversity")
-    return entry.ours is not None and joint is not None and entry.ours.mean <= joint.mean + NEAR_JOINT
-
-
-def _default_wins(measured: Sequence[Measured]) -> dict[str, list[bool]]:
+def _beaten(measured: Measured) -> Iterator[tuple[str, bool]]:
     """Compare `boo+distill` with every NLL the paper prints: one network for all tasks, or one per task at the end."""
-    one: list[bool] = []
-    several: list[bool] = []
-    for each in measured:
-        for (dataset, method, seen), printed in numbers("nll").items():
-            same = dataset == each.dataset and each.by_class("boo+distill")
-            ours = each.spread("boo+distill", seen, "nll") if same else None
-            if ours is None:
-                continue
-            if method not in SEVERAL_NETWORKS:
-                one.append(ours.mean < printed.mean)
-            elif seen == 10:
-                several.append(ours.mean < printed.mean)
-    return {
-        "boo+distill: NLL better than each of the paper's with one network": one,
-        "boo+distill: NLL better than each of the paper's with a network per task, after ten tasks": several,
-    }
+    for (dataset, method, seen), printed in numbers("nll").items():
+        same = dataset == measured.dataset and measured.by_class("boo+distill")
+        ours = measured.spread("boo+distill", seen, "nll") if same else None
+        if ours is None:
+            continue
+        whose = "boo+distill: NLL better than each of the paper's with"
+        if method not in SEVERAL_NETWORKS:
+            yield f"{whose} one network", ours.mean < printed.mean
+        elif seen == 10:
+            yield f"{whose} a network per task, after ten tasks", ours.mean < printed.mean
 
 
-def _order(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, list[bool]]:
+def _ordered(measured: Measured, metric: str) -> Iterator[tuple[str, bool]]:
     """Say after how many tasks distances stand in the paper's order: `boo` first, the joint model not far from ours."""
-    found: dict[str, list[bool]] = {}
-    for each in measured:
-        for metric in filter(is_distance, metrics):
-            first = found.setdefault(f"boo: {title_of(metric)} below every other method of the paper's table", [])
-            near = found.setdefault(f"boo+distill: {title_of(metric)} within 10 % of joint", [])
-            for seen in rows_of(each, metric):
-                means = {label: spread.mean for label in each.labels if (spread := each.spread(label, seen, metric))}
-                others = [means[label] for label in FACES_NAMES if label != "boo" and label in means]
-                if "boo" in means and others:
-                    first.append(means["boo"] < min(others))
-                if "boo+distill" in means and "joint" in means:
-                    near.append(means["boo+distill"] <= NEAR_JOINT_DISTANCE * means["joint"])
-    return found
+    for seen in rows_of(measured, metric):
+        spreads = {label: measured.spread(label, seen, metric) for label in measured.labels}
+        means = {label: spread.mean for label, spread in spreads.items() if spread}
+        others = [means[label] for label in FACES_NAMES if label != "boo" and label in means]
+        if "boo" in means and others:
+            yield f"boo: {title_of(metric)} below every other method of the paper's table", means["boo"] < min(others)
+        if "boo+distill" in means and "joint" in means:
+            near = means["boo+distill"] <= NEAR_JOINT_DISTANCE * means["joint"]
+            yield f"boo+distill: {title_of(metric)} within 10 % of joint", near
 
 
 # --- method against method ------------------------------------------------------------------------------------------
