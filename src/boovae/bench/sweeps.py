@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 from boovae.bench import cells as grid
@@ -41,48 +41,47 @@ class Line(NamedTuple):
     @property
     def texts(self) -> list[tuple[str, Spread]]:
         """Where the line has numbers, as a table says it."""
-        return [("", self.points[0][1])] if self.flat else [(f"{at:g}", spread) for at, spread in self.points]
+        return [("", self.points[0][1])] if self.flat else [(f"{at:g}", number) for at, number in self.points]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A study of the number `at`; `varied` makes the lines of each method, and what it leaves out is drawn flat."""
+    """A study that tries `values` of one number, which a person calls `at`."""
 
     title: str
     at: str
     values: Sequence[int]
     methods: tuple[str, ...]
-    vary: Callable[[Sequence[str]], list[dict[str, Varied]]]
-    """The lines that the methods of a request ask for, in groups that are run one after another."""
-    flat: bool
-    """Whether the methods themselves are run too, to compare the lines with."""
+    vary: Callable[[str], dict[str, Varied]]
+    """The lines of a method: their labels, and the variant for each value."""
     say: Callable[[Measured, str, Sequence[Line]], dict[str, str]]
     """What the lines of a dataset and metric say in short."""
+    varied: tuple[str, ...] = ()
+    """What is varied, if not the methods of the request: these are then compared with it, as flat lines."""
     datasets: tuple[str, ...] = DATASETS
     other: Mapping[str, tuple[str, Callable[[Any], Spread | None]]] = field(default_factory=dict)
     """Numbers that are not among the evaluations: title, and where a cell's record has them."""
 
     def plan(self, request: Request) -> list[grid.Cell]:
         """Return a cell for every line and value, and those of the methods they are compared with."""
-        groups = self.vary(request.methods)
-        methods = [vary(value) for lines in groups for value in self.values for vary in lines.values()]
-        methods += request.methods if self.flat else ()
+        lines = [self.vary(text) for text in self.varied or request.methods]
+        methods = [variant(value) for each in lines for value in self.values for variant in each.values()]
+        methods += request.methods if self.varied else ()
         return grid.plan(request.datasets, methods, request.given, request.tasks, request.joint_tasks)
 
     def lines(self, request: Request, measured: Measured, metric: str) -> list[Line]:
         """Return the lines of a metric, first those over the values, then the flat ones."""
         found, swept = list[Line](), set[str]()
-        for label, vary in (item for lines in self.vary(request.methods) for item in lines.items()):
-            cells = {value: vary(value).partition("=")[0] for value in self.values}
+        for label, variant in chain(*(self.vary(text).items() for text in self.varied or request.methods)):
+            cells = {value: variant(value).partition("=")[0] for value in self.values}
             points = [(float(value), self._number(measured, cell, metric)) for value, cell in cells.items()]
             found.append(Line(label, [(value, number) for value, number in points if number]))
             swept.update(cells.values())
         for label in measured.labels:
             number = None if label in swept else self._number(measured, label, metric)
             if number:
-                found.append(
-                    Line(label, [(float(self.values[0]), number), (float(self.values[-1]), number)], flat=True)
-                )
+                ends = float(self.values[0]), float(self.values[-1])
+                found.append(Line(label, [(end, number) for end in ends], flat=True))
         return found
 
     def _number(self, measured: Measured, label: str, metric: str) -> Spread | None:
@@ -94,9 +93,8 @@ class Sweep:
 
     def titles(self, request: Request) -> dict[str, str]:
         """Return what is drawn and its titles."""
-        return {name: title_of(name) for name in request.shown} | {
-            name: title for name, (title, _) in self.other.items()
-        }
+        other = {name: title for name, (title, _) in self.other.items()}
+        return {name: title_of(name) for name in request.shown} | other
 
     def findings(self, request: Request, measured: Sequence[Measured]) -> dict[str, str]:
         """Say what the lines show."""
@@ -108,10 +106,10 @@ class Sweep:
     def write_tables(self, request: Request, measured: Sequence[Measured]) -> None:
         """Write the numbers of all lines."""
         found = [
-            (each.dataset, metric, one.label, at, *spread.record)
+            (each.dataset, metric, one.label, at, *number.record)
             for each, metric in product(measured, self.titles(request))
             for one in self.lines(request, each, metric)
-            for at, spread in one.texts
+            for at, number in one.texts
         ]
         write_rows(request.results / f"{request.study}.csv", HEAD, found)
         text = as_markdown(f"dataset | metric | | {self.at} | mean | std | seeds", found)
@@ -166,8 +164,8 @@ def _text(spread: Spread) -> str:
 SIZES = (15, 50, 100, 200, 500)
 
 
-def _coresets(methods: Sequence[str]) -> list[dict[str, Varied]]:
-    return [{"coreset": lambda size: f"coreset of {size}=coreset:coreset_images={size}"}]
+def _coresets(method: str) -> dict[str, Varied]:
+    return {method: lambda size: f"{method} of {size}={method}:coreset_images={size}"}
 
 
 def _needed(measured: Measured, metric: str, lines: Sequence[Line]) -> dict[str, str]:
@@ -201,8 +199,8 @@ CORESET_SIZE = Sweep(
     at="images kept per task",
     values=SIZES,
     methods=("boo", "boo+distill"),
+    varied=("coreset",),
     vary=_coresets,
-    flat=True,
     say=_needed,
 )
 
@@ -213,19 +211,13 @@ CORESET_SIZE = Sweep(
 PRUNING = {"": "boo_prune=0.001", " without pruning": "boo_prune=0.0"}
 
 
-def _components(methods: Sequence[str]) -> list[dict[str, Varied]]:
-    """Return two lines for each method, with pruning and without."""
-    groups = list[dict[str, Varied]]()
-    for text in methods:
-        variant = grid.Variant.parse(text)
-        for name in ("components", "boo_prune"):
-            if name in variant.changes:
-                raise InputError(f"{{methods}} {text}: this study tries {name} itself; leave it out")
-        own = text.partition(":")[2]
-        groups.append(
-            {f"{variant.label}{pruned}": partial(_with_components, variant, own, pruned) for pruned in PRUNING}
-        )
-    return groups
+def _components(text: str) -> dict[str, Varied]:
+    """Return two lines, with pruning and without."""
+    variant, own = grid.Variant.parse(text), text.partition(":")[2]
+    for name in ("components", "boo_prune"):
+        if name in variant.changes:
+            raise InputError(f"{{methods}} {text}: this study tries {name} itself; leave it out")
+    return {f"{variant.label}{pruned}": partial(_with_components, variant, own, pruned) for pruned in PRUNING}
 
 
 def _with_components(variant: grid.Variant, own: str, pruned: str, count: int) -> str:
@@ -253,7 +245,6 @@ COMPONENTS = Sweep(
     values=(5, 15, 40, 80),
     methods=("boo",),
     vary=_components,
-    flat=False,
     say=_best,
     other={
         "kept": ("components kept per task", _kept),
