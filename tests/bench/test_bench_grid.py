@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from bench_parts import GIVEN, made_up
-from boovae.bench import marker
-from boovae.bench import paper as paper_bench
+from bench_parts import GIVEN, made_up, request
+from boovae.bench import request as request_module
 from boovae.bench import studies as bench
-from boovae.bench.cells import Cell, Summary, Variant, plan, read_summary
-from boovae.bench.marker import open_folder
+from boovae.bench.cells import Cell, Variant, plan
+from boovae.bench.paper import Paper
 from boovae.bench.published import METHODS
-from boovae.bench.request import Request
+from boovae.bench.request import open_folder
+from boovae.bench.results import Summary, read_summary
 from boovae.cli.main import main
 from boovae.config import Settings, folder_name
 from boovae.errors import InputError
@@ -144,7 +144,7 @@ def cells_of(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> list
     """Return the cells that a command would run."""
     found: list[Cell] = []
 
-    def run(arguments: object, request: object, cells: Sequence[Cell]) -> dict[str, str]:
+    def run(request: object, cells: Sequence[Cell]) -> dict[str, str]:
         found.extend(cells)
         return {}
 
@@ -183,7 +183,7 @@ def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeyp
     open_folder(tmp_path, "out", "cells")
     with pytest.raises(InputError, match="holds cells there, paper here"):
         open_folder(tmp_path, "results", "paper")
-    monkeypatch.setattr(marker, "FORMAT", 2)
+    monkeypatch.setattr(request_module, "FORMAT", 2)
     with pytest.raises(InputError, match="format 1 there, 2 here"):
         open_folder(tmp_path, "out", "cells")
     (tmp_path / "bench.json").write_text("[")
@@ -216,8 +216,8 @@ def test_tables_show_what_is_finished_of_joint_beyond_the_usual_numbers(tmp_path
         (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell)))
 
     def numbers(asked: tuple[int, ...] | None) -> list[int]:
-        request = Request("paper", ["digits"], ["boo", "joint"], 10, {}, tmp_path, tmp_path, "", joint_tasks=asked)
-        return sorted(cell.tasks for cell in paper_bench.plan(request) if cell.label == "joint")
+        wanted = request(tmp_path, out=tmp_path, methods=("boo", "joint"), joint_tasks=asked)
+        return sorted(cell.tasks for cell in Paper().plan(wanted) if cell.label == "joint")
 
     assert numbers(None) == [2, 5, 7, 10]
     assert numbers((2, 3)) == [2, 3]  # who names them gets those

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from boovae.bench.options import BenchOptions
+from boovae.bench.request import BenchOptions
 from boovae.config.section import AtLeastOne, Section, WholeNumber
 from boovae.experiments.options import ReplayOptions, ToyOptions
 

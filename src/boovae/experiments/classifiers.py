@@ -69,7 +69,6 @@ class Classifiers:
         *,
         width: int = WIDTH,
         dropout: float = 0.2,
-        compile: bool = False,
     ) -> None:
         self.width = width
 
@@ -77,7 +76,7 @@ class Classifiers:
             return MLP(pixels, classes, width, dropout)
 
         self.replicas = Replicas(build, seeds, device)
-        self.engine = Engine(self.replicas, self.objective, compile=compile)
+        self.engine = Engine(self.replicas, self.objective, compile=False)
         self.generators = Generators(seeds, device)
         self.tasks = 0
 
