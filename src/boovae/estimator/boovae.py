@@ -24,12 +24,11 @@ from torch import Tensor
 from boovae.data import scaling as features
 from boovae.data.arrays import as_images, as_numpy
 from boovae.data.scaling import Rows, Scaling
-from boovae.data.tasks import Split, Task
+from boovae.data.tasks import ImageSpec, Split, Task
 from boovae.errors import InputError
 from boovae.estimator.borderless import Borderless
 from boovae.estimator.detection import Trial
 from boovae.estimator.parameters import at_least_one, check_parameters, check_same_model, task_settings
-from boovae.metrics.evaluation import generate
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiling_pays
@@ -37,8 +36,9 @@ from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.runs.inspection import Component, components, has_components
 from boovae.runs.progress import Watcher, make_display
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
-from boovae.training.transfer import carry, rebuilt
+from boovae.training.transfer import copied_to, copy_learned
 
 #: An array, a tensor, a table, or an iterable of such batches.
 Data = Any
@@ -181,7 +181,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
                 stacklevel=4,
             )
         self.scaling_ = scaling
-        self.trainer_ = rebuilt(trainer, trainer.device)  # without the images
+        self.trainer_ = copied_to(trainer, trainer.device)  # without the images
         self._events = watcher.events if first else [*self._events, *watcher.events]
         return self
 
@@ -192,11 +192,12 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         extent = scaling.extent(rows)
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         if before is not None:
-            extent = min(extent[0], before.pixel_range[0]), max(extent[1], before.pixel_range[1])
+            extent = min(extent[0], before.spec.pixel_range[0]), max(extent[1], before.spec.pixel_range[1])
         compile = compiling_pays(images, settings, device) if compile == "auto" else bool(compile)
-        trainer = Trainer(settings, features.model_shape(self.image_shape_), extent, device=device, compile=compile)
+        spec = ImageSpec(features.model_shape(self.image_shape_), extent)
+        trainer = Trainer(settings, spec, device=device, compile=compile)
         if before is not None:
-            carry(before, trainer)
+            copy_learned(before, trainer)
             trainer.frozen[:] = False  # a task that diverged is no reason not to try the next, with a lower rate say
         return trainer
 
@@ -208,10 +209,10 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
         settings = task_settings(parameters, images=1, features=count, grey=grey, seed=0)
         # It knows its method and its networks, or says so. What needs pictures may get some: that is checked later.
-        trainer = Trainer(settings, PICTURE)
+        trainer = Trainer(settings, ImageSpec(PICTURE))
         if before is not None:
             check_same_model(before.settings, settings)
-            if before.binarize != "none":
+            if before.spec.binarize != "none":
                 raise InputError("this model learned black and white pixels: it goes on with `boovae extend RUN`")
         if self.detect_tasks:
             Trial(trainer)  # knows whether its method can find tasks

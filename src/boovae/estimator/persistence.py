@@ -17,12 +17,13 @@ from boovae.config import Settings
 from boovae.data.scaling import Scaling
 from boovae.errors import InputError, RunError
 from boovae.estimator.parameters import FOREIGN, OWN, plain
-from boovae.replicas.devices import choose_device, environment
+from boovae.replicas.devices import choose_device
+from boovae.runs.environment import environment
 from boovae.runs.folder import Run
 from boovae.runs.train import load_trainer, run_event
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-from boovae.training.transfer import packed, rebuilt, unpacked
+from boovae.training.transfer import copied_to, from_plain, to_plain
 
 
 class Portable(BaseEstimator):  # type: ignore[misc]
@@ -47,7 +48,7 @@ class Portable(BaseEstimator):  # type: ignore[misc]
         chosen = choose_device(str(device))
         self.device = str(device)
         if hasattr(self, "trainer_"):
-            self.trainer_ = rebuilt(self.trainer_, chosen)
+            self.trainer_ = copied_to(self.trainer_, chosen)
         return self
 
     def save(self, folder: str | Path) -> Path:
@@ -67,13 +68,13 @@ class Portable(BaseEstimator):  # type: ignore[misc]
         state: dict[str, Any] = dict(super().__getstate__())
         state.pop("_waiting", None)  # nothing waits
         if "trainer_" in state:
-            state["trainer_"] = packed(state["trainer_"])
+            state["trainer_"] = to_plain(state["trainer_"])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "trainer_" in state:
             device = choose_device(state["device"] if torch.cuda.is_available() else "auto")
-            state = {**state, "trainer_": unpacked(state["trainer_"], device)}
+            state = {**state, "trainer_": from_plain(state["trainer_"], device)}
         super().__setstate__(state)
 
 
@@ -85,8 +86,8 @@ def save_model(model: Any, events: Sequence[Event], folder: Path) -> Path:
         shutil.rmtree(leftover, ignore_errors=True)
     trainer = model.trainer_
     names = [event["name"] for event in events if event["event"] == "task_start"]
-    split = {"binarize": trainer.binarize, "digest": ""}
-    head = run_event(trainer.settings, trainer.shape, trainer.pixel_range, names, split)
+    split = {"binarize": trainer.spec.binarize, "digest": ""}
+    head = run_event(trainer.settings, trainer.spec.shape, trainer.spec.pixel_range, names, split)
     with Run.create(fresh, trainer.settings, environment(trainer.device, trainer.compile, "BooVAE.save")) as run:
         run.event(head | {"estimator": _record(model)})
         for event in events:
@@ -136,7 +137,7 @@ def load_model(kind: type[Any], folder: Path, device: str) -> Any:
     run, trainer = load_trainer(folder, device)
     with run:
         head, events = run.events("run")[0], [event for event in run.events() if event["event"] != "run"]
-    if trainer.control is not None or not trainer.tasks_done:
+    if trainer.in_task or not trainer.tasks_done:
         raise InputError(f"{folder} is in the middle of a task: let `boovae train` finish it, then load it")
     if len(trainer.replicas) > 1:
         raise InputError(

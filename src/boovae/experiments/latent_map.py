@@ -22,10 +22,11 @@ from boovae.errors import InputError
 from boovae.methods import from_mapping
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.vae import VAE
-from boovae.replicas.devices import choose_device, compiles, environment, matmul_precision
+from boovae.replicas.devices import choose_device, compiles, matmul_precision
 from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
+from boovae.runs.environment import environment
 from boovae.runs.progress import Watch, make_display
 from boovae.runs.train import planned_tasks
 from boovae.training.trainer import Trainer
@@ -121,9 +122,7 @@ def learned_maps(
     """Yield a map after every task, first of `standard`, then of the method in the settings."""
     for method in ("standard", settings.method):
         own = from_mapping({**settings.flat(), "method": method})
-        trainer = Trainer(
-            own, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device, compile=compile
-        )
+        trainer = Trainer(own, stream.spec, device=device, compile=compile)
         for index, task in enumerate(stream):
             display.task(index, len(stream), f"{method}, {task.name}", own.training.epochs)
             trainer.learn(task, Watch(display))

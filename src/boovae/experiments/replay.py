@@ -35,14 +35,15 @@ from boovae.experiments.options import ReplayOptions
 from boovae.experiments.replay_points import Point, draw, table
 from boovae.methods import from_mapping
 from boovae.methods.boo import BooSettings
-from boovae.metrics.evaluation import generate
 from boovae.model.vae import VAE
-from boovae.replicas.devices import choose_device, compiles, environment
+from boovae.replicas.devices import choose_device, compiles
 from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
+from boovae.runs.environment import environment
 from boovae.runs.progress import Watch, make_display
 from boovae.runs.train import planned_tasks
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -98,15 +99,7 @@ class Experiment:
 
     def generator(self, settings: Settings) -> Trainer:
         """Return a fresh generator."""
-        stream = self.tasks
-        return Trainer(
-            settings,
-            stream.shape,
-            stream.pixel_range,
-            binarize=stream.binarize,
-            device=self.device,
-            compile=self.compiled,
-        )
+        return Trainer(settings, self.tasks.spec, device=self.device, compile=self.compiled)
 
     @property
     def compiled(self) -> bool:

@@ -18,13 +18,14 @@ from typing import Any
 from boovae.config import CORE_NAMES, Section, Settings
 from boovae.config import resolve as config_resolve
 from boovae.errors import InputError, unknown_name
-from boovae.methods.base import Combination, Method
+from boovae.methods.base import Method
 from boovae.methods.boo import Boo
 from boovae.methods.boo_flow import BooFlow
 from boovae.methods.coreset import Coreset
 from boovae.methods.distill import Distill
 from boovae.methods.ewc import EWC
 from boovae.methods.joint import Joint
+from boovae.methods.method_list import MethodList
 from boovae.methods.mog import MoG
 from boovae.methods.multihead import Multihead
 from boovae.methods.replay import Replay
@@ -65,8 +66,9 @@ def register(method: type[Method]) -> type[Method]:
         raise InputError(f"{method.__name__}.name is {method.name!r}; use letters, digits, '_' and '-'")
     if any(known.name == method.name and known is not method for known in ALL):
         raise InputError(f"{method.__name__}.name is {method.name!r}, which boovae has itself; choose another name")
-    if method.memory is not Method.memory and method.load_memory is Method.load_memory:
-        raise InputError(f"{method.__name__} has memory but no load_memory, so no run of it could be continued; add it")
+    for name in ("memory", "state"):
+        if hasattr(method, name):
+            raise InputError(f"{method.__name__}.{name} would be replaced; fill the dictionary self.{name}")
     _check_sections(method)
     METHODS[method.name] = method
     return method
@@ -154,8 +156,8 @@ def outside_digest(method: str) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in outside)).hexdigest()[:6] if outside else ""
 
 
-def make_method(settings: Settings) -> Method:
-    """Return the method that the settings name; `a+b` combines."""
+def make_method(settings: Settings) -> MethodList:
+    """Return the methods that the settings name; `a+b` combines two."""
     names, parts = settings.method.split("+"), parts_of(settings.method)
     if len(set(names)) < len(names):
         raise InputError(f"{{method={settings.method}}} names a method twice; name each once")
@@ -166,8 +168,7 @@ def make_method(settings: Settings) -> Method:
     for name, _ in settings.own:
         if name not in known:
             raise unknown_name(f"setting of {settings.method}", name, known or ["none"])
-    made = [part(settings) for part in parts]
-    return made[0] if len(made) == 1 else Combination(settings, made)
+    return MethodList(settings, [part(settings) for part in parts])
 
 
 def parts_of(method: str) -> list[type[Method]]:

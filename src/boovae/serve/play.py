@@ -73,7 +73,8 @@ class Player:
         if samples < 1:
             raise InputError(f"{{samples}} is {samples}; it must be at least 1")
         self.folder, self.settings, self.samples = run.folder.resolve().name, trainer.settings, samples
-        self.shape, self.pixel_range, self.binarize = trainer.shape, trainer.pixel_range, trainer.binarize
+        self.shape, self.pixel_range = trainer.spec.shape, trainer.spec.pixel_range
+        self.binarize = trainer.spec.binarize
         self.device, self.count = trainer.device, trainer.tasks_done
         self.networks = trainer.method.knows_task  # each task has networks of its own
         prior = trainer.replicas.model.prior
@@ -86,7 +87,7 @@ class Player:
             for component in components(trainer, replica):
                 self.components[component.task].append(component)
         views = range(self.count if self.networks else 1)
-        self._views: list[Replicas] = [trainer.method.view(trainer.replicas, task).only(replica) for task in views]
+        self._views: list[Replicas] = [trainer.view(task).only(replica) for task in views]
         self._log_masses = torch.full((self.count,), -math.log(self.count), device=self.device)
         if prior.shares_mass:
             self._log_masses = self._views[0].buffers["prior.log_masses"][0, : self.count].log_softmax(0)
