@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import msgspec
 from msgspec import Meta, inspect
 
-from boovae.errors import SettingError, unknown_name
+from boovae.errors import InputError, SettingError, unknown_name
 
 #: The largest finite number; NaN is refused by any limit.
 _LARGEST = sys.float_info.max
@@ -60,8 +60,9 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def checked(name: str, value: Any, hint: Any) -> Any:
     """Return the value as its type; TOML has lists where we have tuples, and NumPy its own numbers."""
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        value = value.item()
+    value = _plain(value)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise InputError(f"{{{name}}} is too large; it must fit into 64 bits")
     if isinstance(value, str) and not value.isprintable():
         raise SettingError(name, value, "a name or path of printable characters")
     try:
@@ -73,17 +74,26 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         raise SettingError(name, value, wanted(found)) from None
 
 
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers and arrays, also those within a list, as Python's."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
+
+
 def wanted(found: inspect.Type) -> str:
     """Say in words what a type takes.
 
     >>> wanted(inspect.type_info(AtLeastOne)), wanted(inspect.type_info(Share))
     ('a whole number of at least 1', 'a number of at least 0 and under 1')
+    >>> wanted(inspect.type_info(AtLeastOne | None))
+    'a whole number of at least 1, or leave it out'
     """
     match found:
         case inspect.UnionType(types=types):
-            return " or ".join(wanted(each) for each in types)
+            return ", or ".join(wanted(each) for each in types)
         case inspect.NoneType():
-            return "left out"
+            return "leave it out"
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType():
@@ -91,7 +101,7 @@ def wanted(found: inspect.Type) -> str:
         case inspect.FloatType():
             return f"a number{_limits(found)}"
         case inspect.VarTupleType(item_type=item):
-            return f"a list, each {wanted(item)}"
+            return f"a list of values, each {wanted(item)}"
         case inspect.TupleType(item_types=items):
             return f"{len(items)} numbers"
         case inspect.LiteralType(values=values):
