@@ -12,7 +12,7 @@ from boovae.config import Settings
 from boovae.data import Stream
 from boovae.methods import TaskImages
 from boovae.model.vae import VAE
-from boovae.replicas.engine import validation_chunk
+from boovae.replicas.engine import Engine, validation_chunk
 from boovae.replicas.stacked import replica_of
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer

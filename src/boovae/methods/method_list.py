@@ -64,6 +64,8 @@ class MethodList:
 
     def batch_of(self, part: Method, batch: Batch) -> Batch:
         """Return a batch as a part sees it: its own draws and state by their plain names."""
+        if len(self.parts) == 1:
+            return batch
         return {**batch, **self.own(part, batch), "state": self.own(part, batch["state"])}
 
     def _prefix(self, part: Method) -> str:
