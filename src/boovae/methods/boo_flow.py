@@ -89,11 +89,6 @@ class BooFlow(Boo):
             return {}
         return latent_draws(PLACES, self.settings.model.latent_dim, "place_")
 
-    @property
-    def wants_old_components(self) -> bool:
-        """Say no: there is no R_enc."""
-        return False
-
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return how far the flow has moved old places, squared."""
         state = batch["state"]

@@ -102,7 +102,7 @@ class MixtureMethod(Method):
     @property
     def wants_old_components(self) -> bool:
         """Whether R_enc will look at old pseudo-inputs."""
-        return bool(self.state)
+        return self.penalties.on and bool(self.state)
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return R_enc and R_dec, if they are on."""
