@@ -31,6 +31,7 @@ from boovae.errors import InputError, as_flag
 from boovae.methods import REGISTRY, resolve
 from boovae.replicas.devices import choose_device
 from boovae.report.plots import plotly_script
+from boovae.report.read import read_run
 from boovae.runs.progress import Live
 from boovae.training.checkpoint import load_checkpoint
 from run_folders import events
@@ -233,6 +234,7 @@ def test_a_run_folder_holds_everything(run: Path) -> None:
     last = logged[-1]
     assert len(last["nll"]["per_task"]) == last["seen"] == 3
     assert len(last["diversity"]["proportions"][0]) == 3
+    assert {"epochs": "3", "binarize": "none", "dataset": "digits"}.items() <= read_run(run).config.items()
     environment = json.loads((run / "environment.json").read_text())
     assert environment["command"].startswith("boovae train --tasks 3")
 

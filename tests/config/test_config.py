@@ -550,7 +550,7 @@ def test_an_error_says_what_is_wanted() -> None:
 
     assert complaint(tasks=0) == "tasks is 0; it must be a whole number of at least 1, or leave it out"
     assert complaint(jitter=1.0) == "jitter is 1.0; it must be a number of at least 0 and under 1"
-    assert complaint(learning_rate=math.nan) == "learning_rate is nan; it must be a number above 0"
+    assert complaint(learning_rate=math.nan) == "learning_rate is nan; it must be finite"
     assert complaint(mirror="yes") == "mirror is 'yes'; it must be true or false"
     assert complaint(seed=2**70) == "seed is too large; it must fit into 64 bits"
     assert complaint(net=300) == "net is 300; it must be a text"

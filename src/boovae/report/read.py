@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from boovae.config.resolve import flattened
 from boovae.errors import InputError
 from boovae.report.components import Component, Gain, Kept, Pruning, gains, kept, prunings, read_components
 from boovae.report.latents import LatentMap, read_latents
@@ -162,7 +163,7 @@ def read_run(path: Path) -> Run:
         evaluations=_evaluations(events, len(seeds), _class_names(head, events)),
         timings=_timings(path / "timing.jsonl", notes),
         samples=_samples(path / "samples", notes),
-        config=_settings(path / "config.toml", "TOML", tomllib.loads),
+        config=_settings(path / "config.toml", "TOML", lambda text: flattened(tomllib.loads(text))),
         environment=_settings(path / "environment.json", "JSON", json.loads),
         components=read_components(path / "components.json", notes),
         latents=read_latents(path / "latents.json", notes),
