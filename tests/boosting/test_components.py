@@ -166,7 +166,7 @@ def test_the_target_mixes_old_prior_and_new_codes_by_numbers_of_images(digits: S
     task = TaskImages(1, "next", train, valid, len(train), tuple(trainer.sizes))
     trainer.method.see(2)
     trainer.method.parts[0].begin_task(trainer.replicas, task)
-    boosting = trainer.method.parts[0].boosting
+    boosting: Any = trainer.method.parts[0].boosting  # type: ignore[attr-defined]
     _, posterior, z = boosting.codes("test")
     target = boosting.target(posterior)
     share = trainer.sizes[0] / (trainer.sizes[0] + 5)

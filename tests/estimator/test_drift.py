@@ -93,7 +93,7 @@ def test_only_what_tasks_share_is_held(holder: Holder, digits: Stream) -> None:
 def test_a_captured_step_is_the_plain_step(compiled: bool, holder: Holder, digits: Stream) -> None:
     settings = holder.settings(holder.firm, tasks=2)
     plain, captured = (Trainer(settings, digits.spec, device="cuda", compile=c) for c in (False, compiled))
-    plain.engine.captures = False
+    plain.step.captures = False
     for trainer in (plain, captured):
         for task in digits[:2]:
             trainer.learn(task, Recorder())

@@ -19,7 +19,7 @@ from boovae.methods import make_method
 from boovae.model.likelihoods import Bernoulli
 from boovae.model.nets import make_nets
 from boovae.model.priors import NormalPrior, Prior, VampPrior
-from boovae.model.vae import VAE
+from boovae.model.vae import VAE, Bound
 from boovae.replicas.stacked import Replicas
 from boovae.training.events import Event
 from boovae.training.task_progress import Control
@@ -48,7 +48,9 @@ def log_ratios(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
     return ratios
 
 
-def tight_bound(model: VAE, x: Tensor, noise: Tensor, kl_weight: Tensor, choice: Tensor | None = None) -> Any:
+def tight_bound(
+    model: VAE, x: Tensor, noise: Tensor, kl_weight: Tensor, choice: Tensor | None = None
+) -> tuple[Tensor, Any]:
     density = model.prior.for_training(model.posterior)[0]
     return model.tight_bound(x, model.posterior(x), density, noise, kl_weight, choice)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.errors import InputError
-from boovae.methods.base import Method
+from boovae.methods.base import Method, TaskImages
 from boovae.model.priors import Prior
 from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import Batch, Step
@@ -109,6 +109,17 @@ class MethodList:
     def memory(self) -> dict[str, Tensor]:
         """Return all that survives a task besides the networks."""
         return self.joined(lambda part: part.memory)
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Let all parts end the task; what they remember must be known to those who continue."""
+        for part in self.parts:
+            part.end_task(replicas, task)
+            shapes = part.memory_shapes(replicas, task.index + 1, task.train.shape[-1])
+            if unknown := part.memory.keys() - shapes.keys():
+                raise InputError(
+                    f"method '{part.name}' remembers {', '.join(sorted(unknown))}, which its memory_shapes does not "
+                    "have: no run of it could be continued; add it there"
+                )
 
     def load_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
         """Give each part its memory back, or refuse what is not its."""

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -79,20 +79,30 @@ def _check_sections(method: type[Method]) -> None:
     taken = dict.fromkeys(CORE_NAMES, "a setting of boovae")
     for other in METHODS.values():
         if other.name != method.name:  # the same file may be read twice
-            taken |= {item.name: f"a setting of {other.name}" for kind in other.sections for item in fields(kind)}
+            taken |= dict.fromkeys(_names(other.sections), f"a setting of {other.name}")
     shared = {kind for known in ALL for kind in known.sections}
     for kind in method.sections:
         if not (isinstance(kind, type) and issubclass(kind, Section) and is_dataclass(kind)):
             raise InputError(f"{method.__name__}.sections has {kind!r}; use frozen dataclasses derived from Section")
-        for item in fields(kind) if kind not in shared else ():
-            if item.name in taken:
-                raise InputError(f"{kind.__name__} has '{item.name}', {taken[item.name]}; choose another name")
+        for name in taken.keys() & _names([kind]) if kind not in shared else ():
+            raise InputError(f"{kind.__name__} has '{name}', {taken[name]}; choose another name")
         kind()  # its defaults keep to its own limits
-        for name, value in ((item.name, value) for item in fields(kind) for value in method.search.get(item.name, ())):
-            kind(**{name: float(value)})  # and so does what `tune` tries, which are numbers
-    own = {item.name for kind in method.sections for item in fields(kind)}
-    for name in method.search.keys() - own:
-        raise unknown_name(f"setting in {method.__name__}.search", name, own or ["none"])
+    _check_search(method)
+
+
+def _check_search(method: type[Method]) -> None:
+    """Refuse values for `tune` that are not those of a setting."""
+    sections = {name: kind for kind in method.sections for name in _names([kind])}
+    for name, values in method.search.items():
+        if name not in sections:
+            raise unknown_name(f"setting in {method.__name__}.search", name, sections or ["none"])
+        for value in values:
+            sections[name](**{name: float(value)})  # it keeps to its limits
+
+
+def _names(sections: Iterable[type[Section]]) -> list[str]:
+    """Return the settings of some sections, in order."""
+    return [item.name for kind in sections for item in fields(kind)]
 
 
 class _Registry:
@@ -107,8 +117,8 @@ class _Registry:
         import_outside()
         owners: dict[str, str] = {}
         for name, known in METHODS.items():
-            for item in (item for kind in known.sections for item in fields(kind)):
-                owners.setdefault(item.name, name)
+            for setting in _names(known.sections):
+                owners.setdefault(setting, name)
         return owners
 
     def all_sections(self) -> list[type[Section]]:
@@ -166,7 +176,7 @@ def make_method(settings: Settings) -> MethodList:
     for alone, reason in ALONE.items():
         if alone in names and len(names) > 1:
             raise InputError(f"{{method={settings.method}}}: {alone} {reason}; use it alone")
-    known = {item.name for kind in REGISTRY.sections(settings.method) for item in fields(kind)}
+    known = _names(REGISTRY.sections(settings.method))
     for name, _ in settings.own:
         if name not in known:
             raise unknown_name(f"setting of {settings.method}", name, known or ["none"])

@@ -323,8 +323,7 @@ class Trainer:
     def _finish(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
         """Restore the best snapshots and let the methods remember what they want to."""
         progress.put_back(self._snapshot())
-        for part in self.method.parts:
-            part.end_task(self.replicas, images)
+        self.method.end_task(self.replicas, images)
         _forward(self.method.events(), observer)
         self.sizes.append(images.own_images)
         self.progress = None
