@@ -124,7 +124,7 @@ def _component(model: VAE, inputs: Tensor) -> DiagonalNormal:
 
 
 class Fitted(NamedTuple):
-    """−E_q̂[log m] (sizes, R) of mixtures of so many components, on codes they have not seen, after `epoch` epochs."""
+    """−E_q̂[log m] (sizes, R) of mixtures of `sizes` components, on codes they have not seen, after `epoch` epochs."""
 
     epoch: int
     sizes: list[int]
@@ -157,7 +157,7 @@ class Boosting(ABC):
 
     @abstractmethod
     def after_epoch(self, done: int) -> Fitted | None:
-        """Go on with the components after an epoch, `done` of them done."""
+        """Add, refit or drop components when `done` epochs are done."""
 
     @abstractmethod
     def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
@@ -419,7 +419,7 @@ STRATEGIES: dict[str, type[Boosting]] = {
 
 
 def refits(done: int, until: int) -> bool:
-    """Whether all components are fitted again after so many epochs: 1, 2, 4, … `until`."""
+    """Whether all components are fitted again after `done` epochs: 1, 2, 4, … `until`."""
     return done <= until and done & (done - 1) == 0
 
 

@@ -79,10 +79,11 @@ class Penalties:
         return {"lambda": strength, "decoded": room}
 
     def draws(self, tasks_seen: int) -> dict[str, Draw]:
-        """Return noise for one latent of each component, stored and encoded anew."""
+        """Return noise for one latent of each component, stored and encoded again."""
         if not self.on or tasks_seen < 2:
             return {}
         count = ROOM * -(-tasks_seen // ROOM) * self.model.components
+        # The name is part of the seed.
         return {"held": Draw("normal", (3, count, self.model.latent_dim))}
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ of two ways (`boo_objective`):
 
 - `literal`, `forward`: greedy, as in the paper. The mean image comes first, one learned component is added after every
   epoch until there are K, after 2K epochs the weights are fitted once more and useless components dropped.
-- `corrective`: all K components are fitted together, anew after epochs 1, 2, 4, … `boo_until`, because those learned
+- `corrective`: all K components are fitted together, again after epochs 1, 2, 4, … `boo_until`, because those learned
   early belong to an encoder that has since moved.
 
 Then the prior stands still until the task ends, and its Gaussians are stored; they and the pseudo-inputs are the memory
@@ -90,7 +90,7 @@ class Boo(MixtureMethod):
         self._log(task, self.boosting.begin())
 
     def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
-        """Go on with the components."""
+        """Add, refit or drop components."""
         self._log(task, self.boosting.after_epoch(epoch + 1))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:

@@ -79,7 +79,7 @@ class BooFlow(Boo):
         return FlowPrior(*sizes, layers=self.flow.flow_layers, width=self.flow.flow_width, **options)
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Freeze the flow as it is, then go on as `boo`."""
+        """Freeze the flow as it is, then begin as `boo` does."""
         if self.flow.flow_layers > 0:
             self.hold_to_past("flow_drift", replicas, task, "prior.flow.")
         super().begin_task(replicas, task)

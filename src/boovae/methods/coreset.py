@@ -7,7 +7,7 @@ Nguyen et al., 2018). Two ways to use them (`coreset_mode`):
 - `append`: they join the training set and each is seen once per epoch, which the paper's numbers show.
 - `batch`: they join every batch, as the paper says; batch and kept images count alike, image by image.
 
-Deviation from the released code: that draws anew from all old images for every new task.
+Deviation from the released code: that draws again from all old images for every new task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`scratch`: the generator is made anew at every task, from the task's images and from its own samples of the past.
+"""`scratch`: the generator is trained afresh at every task, from its images and from the old generator's samples.
 
 This is deep generative replay as Shin et al. (NeurIPS 2017) wrote it, and what BooVAE argues against: before a task the
 old model draws as many images as all earlier tasks had, then a fresh model learns these and the new images together.
@@ -52,6 +52,6 @@ class Scratch(Joint):
         noise = generators.draw_all(latent_draws(count, self.settings.model.latent_dim), *key)
         images = drawn_images(replicas, noise, task.train.shape[-1])
         if self.settings.data.binarize == "none" or (self.settings.data.binarize == "dynamic" and split == "train"):
-            return images  # grey; `dynamic` draws pixels anew in every epoch
+            return images  # grey; `dynamic` draws new pixels in every epoch
         threshold = generators.draw(Draw("uniform", tuple(images.shape[1:])), *key, "pixels")
         return (threshold < images).to(images.dtype)

@@ -65,10 +65,10 @@ def one_thread(*, when: bool) -> Iterator[None]:
 
 
 def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
-    """Whether compiling saves more than it costs, with so many training images in all tasks."""
+    """Whether compiling saves more than it costs, with this number of training images in all tasks."""
     return device.type == "cuda" and settings.training.epochs * images / settings.training.batch_size >= COMPILE_STEPS
 
 
 def compiles(choice: str, images: int, settings: Settings, device: torch.device) -> bool:
-    """What `--compile` on, off or auto means for so many training images in all tasks."""
+    """What `--compile` on, off or auto means for this number of training images in all tasks."""
     return choice == "on" or (choice == "auto" and compiling_pays(images, settings, device))

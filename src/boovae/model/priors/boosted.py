@@ -75,7 +75,7 @@ class TaskMixture(Prior):
         return DiagonalNormal(self.mean[: self.rows], self.log_variance[: self.rows])
 
     def stored(self, encoder: Encoder) -> DiagonalNormal:
-        """Return the Gaussians of finished tasks, (T, K, L), as they are or encoded anew."""
+        """Return the Gaussians of finished tasks, (T, K, L), as they are or encoded again."""
         return encoder(self.pseudo_inputs[: self.rows]) if self.reencode else self.gaussians
 
     def encoded(self, encoder: Encoder) -> DiagonalNormal:
