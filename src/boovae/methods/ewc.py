@@ -86,14 +86,7 @@ class EWC(Method):
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return scale / 2 . Σ_i P_i (θ_i − a_i)²."""
         state: dict[str, Tensor] = batch["state"]
-        if not state:
-            return {}
-        drifts = [
-            (state[f"precision.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
-            for name, parameter in model.named_parameters()
-            if f"precision.{name}" in state
-        ]
-        return {"drift": 0.5 * state["scale"] * torch.stack(drifts).sum()}
+        return {"drift": 0.5 * state["scale"] * squared_drift(model, state, "precision")} if state else {}
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Add the task's quadratic to the one that is kept."""
@@ -113,6 +106,16 @@ class EWC(Method):
         """Return the shapes of precision and anchor: those of the parameters."""
         shared = self.shared(replicas.parameters) if tasks else {}
         return {f"{kind}.{name}": tuple(shared[name].shape) for kind in ("precision", "anchor") for name in shared}
+
+
+def squared_drift(model: VAE, state: dict[str, Tensor], stiffness: str) -> Tensor:
+    """Return Σ_i s_i (θ_i − a_i)² over the parameters that have a stiffness s in `state`; a is their `anchor` there."""
+    drifts = [
+        (state[f"{stiffness}.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
+        for name, parameter in model.named_parameters()
+        if f"{stiffness}.{name}" in state
+    ]
+    return torch.stack(drifts).sum()
 
 
 def fisher(replicas: Replicas, task: TaskImages, names: list[str], settings: Settings) -> dict[str, Tensor]:

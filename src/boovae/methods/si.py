@@ -42,6 +42,7 @@ from torch import Tensor
 
 from boovae.config.section import NotNegative, Positive, Section
 from boovae.methods.base import Method, TaskImages
+from boovae.methods.ewc import squared_drift
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import Batch, Step
@@ -80,12 +81,9 @@ class SI(Method):
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return c . Σ_i Ω_i (θ_i − θ̃_i)²; nothing in the first task."""
         state: dict[str, Tensor] = batch["state"]
-        drifts = [
-            (state[f"importance.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
-            for name, parameter in model.named_parameters()
-            if f"importance.{name}" in state
-        ]
-        return {"drift": state["strength"] * torch.stack(drifts).sum()} if drifts else {}
+        if not any(name.startswith("importance.") for name in state):
+            return {}
+        return {"drift": state["strength"] * squared_drift(model, state, "importance")}
 
     def track(self, state: dict[str, Tensor], step: Step) -> None:
         """Credit every weight with −g . Δθ of the step."""

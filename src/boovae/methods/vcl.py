@@ -1,7 +1,7 @@
 """`vcl`: variational continual learning (Nguyen, Li, Bui and Turner, 2018), without a coreset.
 
-Every weight and bias of encoder and decoder has a Gaussian of its own (`bayes.py`). The posterior over weights that a
-task ends with is the prior of the next task, N(0, 1) that of the first:
+Every weight and bias of encoder and decoder has a Gaussian of its own (`model/bayesian.py`). The posterior over weights
+that a task ends with is the prior of the next task, N(0, 1) that of the first:
 
     loss = −ELBO with noisy weights + w / n_t . Σ_i KL[N(μ_i, σ_i²) ‖ previous N(μ_i, σ_i²)],
 

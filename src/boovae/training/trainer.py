@@ -378,7 +378,4 @@ def _forward(events: list[Event], observer: Observer) -> None:
 def _to_host(train: dict[str, Tensor], valid: dict[str, Tensor]) -> dict[str, dict[str, Array]]:
     """Bring all loss terms to the host in one transfer."""
     flat = torch.stack([*train.values(), *valid.values()]).double().cpu().numpy()
-    return {
-        "train": dict(zip(train, flat, strict=False)),
-        "valid": dict(zip(valid, flat[len(train) :], strict=True)),
-    }
+    return {"train": dict(zip(train, flat, strict=False)), "valid": dict(zip(valid, flat[len(train) :], strict=True))}

@@ -6,14 +6,4 @@ from boovae.model.priors.flow import FlowPrior
 from boovae.model.priors.normal import NormalPrior
 from boovae.model.priors.vamp import VampPrior
 
-__all__ = [
-    "BoostedPrior",
-    "Density",
-    "FlowPrior",
-    "FreeMixture",
-    "NormalPrior",
-    "Prior",
-    "TaskMixture",
-    "VampPrior",
-    "kl",
-]
+__all__ = ["BoostedPrior", "Density", "FlowPrior", "FreeMixture", "NormalPrior", "Prior", "TaskMixture", "VampPrior"]
