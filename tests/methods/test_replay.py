@@ -103,8 +103,8 @@ def test_no_gradient_reaches_the_teacher(method: str, digits: Stream) -> None:
     batch, name = step(trainer, digits[1].train.images[:8]), "replay.replay" if "+" in method else "replay"
 
     def term(parameters: dict[str, Tensor], state: dict[str, Tensor], buffers: Any, batch: Any) -> Tensor:
-        objective = trainer.objective
-        replayed: Tensor = trainer.replicas.call({**parameters, **buffers}, objective, {**batch, "state": state})[name]
+        loss = trainer.replicas.call({**parameters, **buffers}, trainer.objective, {**batch, "state": state})
+        replayed: Tensor = loss.penalties[name]
         return replayed
 
     arguments = (trainer.replicas.parameters, batch["state"], trainer.replicas.buffers, batch)

@@ -257,6 +257,7 @@ def test_noise_is_in_the_elbo_of_training_and_nowhere_else(method: str, digits: 
 
 def test_components_of_the_prior_are_encoded_with_mean_weights(digits: Stream) -> None:
     trainer = trained(tiny(method="boo+vcl", tasks=1, vcl_log_variance=-1.0), digits)
+    vcl = trainer.method.parts[1]
     trainer._begin(trainer._task_images(digits[1]))
     batch = batch_of(trainer, digits[1].train.images[:5], training=True)
 
@@ -268,7 +269,7 @@ def test_components_of_the_prior_are_encoded_with_mean_weights(digits: Stream) -
             seen.append(posterior.mean)
             return posterior
 
-        with trainer.method.parts[0].perturbed(model, batch):
+        with vcl.perturbed(model, trainer.method.batch_of(vcl, batch)):
             posterior = watched(batch["x"])
             model.decode(posterior.mean)
             model.prior.for_training(watched)
