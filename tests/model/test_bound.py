@@ -50,7 +50,7 @@ def log_ratios(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
 
 def tight_bound(
     model: VAE, x: Tensor, noise: Tensor, kl_weight: Tensor, choice: Tensor | None = None
-) -> tuple[Tensor, Any]:
+) -> tuple[Tensor, Bound]:
     density = model.prior.for_training(model.posterior)[0]
     return model.tight_bound(x, model.posterior(x), density, noise, kl_weight, choice)
 
