@@ -50,8 +50,8 @@ def test_a_method_is_tuned_by_its_main_strength_unless_another_is_named() -> Non
 def test_a_candidate_among_others_is_what_it_would_be_alone(part: str, setting: str, digits: Stream) -> None:
     first, second = (-9.0, -4.0) if setting == "vcl_log_variance" else (0.2, 5.0)
     method = f"boo+{part}" if part in ("distill", "replay") else part
-    together = Trainer(tiny(method=method), digits.shape, seeds=[0, 0], candidates={setting: [first, second]})
-    alone = Trainer(tiny(method=method, replicas=1, **{setting: second}), digits.shape)
+    together = Trainer(tiny(method=method), digits.spec, seeds=[0, 0], candidates={setting: [first, second]})
+    alone = Trainer(tiny(method=method, replicas=1, **{setting: second}), digits.spec)
     for trainer in (together, alone):
         for task in digits[:2]:
             trainer.learn(task, Recorder())

@@ -58,6 +58,20 @@ class Task:
         return f"Task({self.name!r}: {sizes})"
 
 
+@dataclass(frozen=True)
+class ImageSpec:
+    """What images are like, apart from their number: shape of one, range of the pixels, and how they are binarised."""
+
+    shape: tuple[int, ...]
+    pixel_range: tuple[float, float] = (0.0, 1.0)
+    binarize: str = "none"
+
+    @property
+    def pixels(self) -> int:
+        """The number of pixels of an image, or of features of a row."""
+        return math.prod(self.shape)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Stream(Sequence[Task]):
     """A sliceable sequence of tasks and what is common to them.
@@ -88,6 +102,11 @@ class Stream(Sequence[Task]):
     split_record: dict[str, Any]
     tasks: tuple[Task, ...]
     unsliced: Stream | None = None
+
+    @property
+    def spec(self) -> ImageSpec:
+        """What its images are like."""
+        return ImageSpec(self.shape, self.pixel_range, self.binarize)
 
     @property
     def full(self) -> Stream:

@@ -27,12 +27,11 @@ from boovae.config.section import AtLeastOne, checked
 from boovae.data.arrays import as_images, as_numpy
 from boovae.data.batches import check_kind, concatenated, hint_at_batches, images_of_batch, is_batches, spooled
 from boovae.data.scaling import Rows, Scaling, blocks_of, divided, in_given_shape, model_shape
-from boovae.data.tasks import Split, Task
+from boovae.data.tasks import ImageSpec, Split, Task
 from boovae.errors import InputError
 from boovae.estimator.detection import Score, TaskFinder, Trial, Waiting
 from boovae.estimator.parameters import check_parameters, check_same_model, task_settings
 from boovae.estimator.persistence import load_model, save_model
-from boovae.metrics.evaluation import generate
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiling_pays
@@ -41,8 +40,9 @@ from boovae.replicas.stacked import Replicas, replica_of
 from boovae.runs.inspection import Component, components, has_components
 from boovae.runs.progress import Watcher, make_display
 from boovae.training.events import Event
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
-from boovae.training.transfer import carry, packed, rebuilt, unpacked
+from boovae.training.transfer import copied_to, copy_learned, from_plain, to_plain
 
 #: An array, a tensor, a table, or an iterable of such batches.
 Data = Any
@@ -208,7 +208,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
                 stacklevel=4,
             )
         self.scaling_ = scaling
-        self.trainer_ = rebuilt(trainer, trainer.device)  # without the images
+        self.trainer_ = copied_to(trainer, trainer.device)  # without the images
         self._events = watcher.events if first else [*self._events, *watcher.events]
         return self
 
@@ -219,11 +219,11 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         extent = scaling.extent(rows)
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         if before is not None:
-            extent = min(extent[0], before.pixel_range[0]), max(extent[1], before.pixel_range[1])
+            extent = min(extent[0], before.spec.pixel_range[0]), max(extent[1], before.spec.pixel_range[1])
         compile = compiling_pays(images, settings, device) if compile == "auto" else bool(compile)
-        trainer = Trainer(settings, model_shape(self.image_shape_), extent, device=device, compile=compile)
+        trainer = Trainer(settings, ImageSpec(model_shape(self.image_shape_), extent), device=device, compile=compile)
         if before is not None:
-            carry(before, trainer)
+            copy_learned(before, trainer)
             trainer.frozen[:] = False  # the next task may succeed, with a lower rate say
         return trainer
 
@@ -236,10 +236,10 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
         settings = task_settings(parameters, DataSummary(1, count, grey), seed=0)
         # It knows its method and its networks, or says so. What needs pictures may get some: that is checked later.
-        trainer = Trainer(settings, PICTURE)
+        trainer = Trainer(settings, ImageSpec(PICTURE))
         if before is not None:
             check_same_model(before.settings, settings)
-            if before.binarize != "none":
+            if before.spec.binarize != "none":
                 raise InputError("this model learned black and white pixels: it continues with `boovae extend RUN`")
         if self.detect_tasks:
             Trial(trainer)  # knows whether its method can find tasks
@@ -494,7 +494,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         chosen = choose_device(str(device))
         self.device = str(device)
         if self.__sklearn_is_fitted__():
-            self.trainer_ = rebuilt(self.trainer_, chosen)
+            self.trainer_ = copied_to(self.trainer_, chosen)
         return self
 
     def save(self, folder: str | Path) -> Path:
@@ -520,13 +520,13 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         state: dict[str, Any] = dict(super().__getstate__())
         state.pop("_waiting", None)  # nothing waits
         if "trainer_" in state:
-            state["trainer_"] = packed(state["trainer_"])
+            state["trainer_"] = to_plain(state["trainer_"])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "trainer_" in state:
             device = choose_device(state["device"] if torch.cuda.is_available() else "auto")
-            state = {**state, "trainer_": unpacked(state["trainer_"], device)}
+            state = {**state, "trainer_": from_plain(state["trainer_"], device)}
         super().__setstate__(state)
 
     # --- scikit-learn's questions ------------------------------------------------------------------------------------

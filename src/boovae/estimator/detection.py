@@ -37,7 +37,7 @@ from boovae.replicas.randomness import Draw, Generators
 from boovae.runs.data import load_data
 from boovae.runs.progress import Watch, make_display
 from boovae.training.trainer import Trainer
-from boovae.training.transfer import carry
+from boovae.training.transfer import copy_learned
 
 if TYPE_CHECKING:
     from boovae.config import Settings
@@ -255,15 +255,9 @@ class Trial:
     def learner(self, images: int) -> Trainer:
         """Return a copy of the trainer with a schedule short enough for `images` images."""
         old = self.trainer
-        learner = Trainer(
-            shortened(self._settings, images),
-            old.shape,
-            old.pixel_range,
-            binarize=old.binarize,
-            device=old.device,
-            seeds=old.replicas.seeds,
-        )
-        carry(old, learner)
+        settings = shortened(self._settings, images)
+        learner = Trainer(settings, old.spec, device=old.device, seeds=old.replicas.seeds)
+        copy_learned(old, learner)
         return learner
 
 
@@ -341,7 +335,7 @@ def find_borders(
 
     The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
     """
-    trainer = Trainer(settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+    trainer = Trainer(settings, stream.spec, device=device)
     trial = Trial(trainer)
     finder, borders = TaskFinder(trial, first), [0]
     display.note("looking for borders between tasks")

@@ -15,7 +15,7 @@ from boovae.config import Settings
 from boovae.data.scaling import Scaling
 from boovae.errors import InputError, RunError
 from boovae.estimator.parameters import FOREIGN, OWN
-from boovae.replicas.devices import environment
+from boovae.runs.environment import environment
 from boovae.runs.folder import Run
 from boovae.runs.train import load_trainer, run_event
 
@@ -86,8 +86,8 @@ def save_model(model: BooVAE, folder: Path) -> Path:
         shutil.rmtree(leftover, ignore_errors=True)
     trainer = model.trainer_
     names = [event["name"] for event in model._events if event["event"] == "task_start"]
-    split = {"binarize": trainer.binarize, "digest": ""}
-    head = run_event(trainer.settings, trainer.shape, trainer.pixel_range, names, split)
+    split = {"binarize": trainer.spec.binarize, "digest": ""}
+    head = run_event(trainer.settings, trainer.spec.shape, trainer.spec.pixel_range, names, split)
     with Run.create(fresh, trainer.settings, environment(trainer.device, trainer.compile, "BooVAE.save")) as run:
         run.event(head | {"estimator": msgspec.to_builtins(Record.of(model))})
         for event in model._events:
@@ -119,7 +119,7 @@ def load_model(kind: type[Model], folder: Path, device: str) -> Model:
     run, trainer = load_trainer(folder, device)
     with run:
         head, events = run.events("run")[0], [event for event in run.events() if event["event"] != "run"]
-    if trainer.control is not None or not trainer.tasks_done:
+    if trainer.in_task or not trainer.tasks_done:
         raise InputError(f"{folder} is in the middle of a task: let `boovae train` finish it, then load it")
     if len(trainer.replicas) > 1:
         raise InputError(

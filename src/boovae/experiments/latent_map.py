@@ -22,10 +22,11 @@ from boovae.errors import InputError
 from boovae.methods import from_mapping
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.vae import VAE
-from boovae.replicas.devices import choose_device, compiles, environment, matmul_precision
+from boovae.replicas.devices import choose_device, compiles, matmul_precision
 from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
+from boovae.runs.environment import environment
 from boovae.runs.progress import Watch, make_display
 from boovae.runs.train import planned_tasks, trainer_for
 from boovae.training.trainer import Trainer

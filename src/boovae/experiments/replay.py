@@ -41,15 +41,16 @@ from boovae.experiments.options import ReplayOptions
 from boovae.files import TEXT_BYTES, read_file, write_file
 from boovae.methods import from_mapping
 from boovae.methods.boo import BooSettings
-from boovae.metrics.evaluation import generate
 from boovae.model.vae import VAE
-from boovae.replicas.devices import choose_device, compiles, environment
+from boovae.replicas.devices import choose_device, compiles
 from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
+from boovae.runs.environment import environment
 from boovae.runs.progress import Watch, make_display
 from boovae.runs.train import planned_tasks, trainer_for
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint
+from boovae.training.sampling import generate
 from boovae.training.state import group, prefixed
 from boovae.training.trainer import Trainer
 

@@ -113,13 +113,17 @@ class Player:
             raise InputError(f"{run.folder} has not finished its first task yet: continue it with `boovae train`")
         self.name, self.samples = run.folder.resolve().name, checked("samples", samples, AtLeastOne)
         self.settings, self.device, self.count = trainer.settings, trainer.device, trainer.tasks_done
-        self.shape, self.pixel_range, self.binarize = trainer.shape, trainer.pixel_range, trainer.binarize
+        self.shape, self.pixel_range, self.binarize = (
+            trainer.spec.shape,
+            trainer.spec.pixel_range,
+            trainer.spec.binarize,
+        )
         self.networks = trainer.method.knows_task  # each task has networks of its own
         prior = trainer.replicas.model.prior
         #: Whether a task can be picked and an image's task be judged.
         self.apart = self.networks or prior.shares_mass
         views = range(self.count if self.networks else 1)
-        self._views: list[Replicas] = [trainer.method.view(trainer.replicas, task).only(replica) for task in views]
+        self._views: list[Replicas] = [trainer.view(task).only(replica) for task in views]
         self._log_masses = torch.full((self.count,), -math.log(self.count), device=self.device)
         if prior.shares_mass:
             self._log_masses = self._views[0].buffers["prior.log_masses"][0, : self.count].log_softmax(0)
