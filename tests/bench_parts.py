@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def made_up(cell: Cell, nll: Callable[[int, int], float], shares: Callable[[int]
     counts = range(1, (settings.data.tasks or 1) + 1)
     return {
         "format": FORMAT,
-        "settings": asdict(settings),
+        "settings": settings.flat(),
         "environment": {"boovae": "0", "python": "3", "torch": "2", "device": "none", "commit": "abc"},
         "seeds": list(settings.training.seeds),
         "tasks": [str(task) for task in range(settings.data.tasks or 1)],

@@ -22,6 +22,7 @@ from boovae.bench.request import Request
 from boovae.bench.results import Measured
 from boovae.bench.tables import findings, table
 from boovae.cli.main import main
+from boovae.methods.coreset import CoresetSettings
 from boovae.runs.data import load_data
 from faces import four_colours, write_celeba
 
@@ -55,7 +56,11 @@ def test_the_papers_table_of_faces_is_whole() -> None:
 def test_faces_have_the_columns_and_tasks_of_the_papers_table(tmp_path: Path) -> None:
     cells = Paper().plan(faces(tmp_path))
     assert {*FACES_NAMES, "boo+distill", "joint"} == {cell.label for cell in cells}
-    kept = {cell.label: cell.settings.coreset_images for cell in cells if cell.settings.method == "coreset"}
+    kept = {
+        cell.label: cell.settings.of(CoresetSettings).coreset_images
+        for cell in cells
+        if cell.settings.method == "coreset"
+    }
     assert kept == {"coreset": 40, "coreset-80": 80}
     assert [cell.tasks for cell in cells if cell.label == "joint"] == [1, 2, 3, 4]
     assert {cell.tasks for cell in cells if cell.label != "joint"} == {4}

@@ -23,7 +23,9 @@ from boovae.bench.results import Measured, Spread, paired, spread
 from boovae.bench.studies import write
 from boovae.bench.sweeps import COMPONENTS, CORESET_SIZE
 from boovae.bench.tables import Entry, differences, findings, table
+from boovae.boosting.fit import FitSettings
 from boovae.errors import InputError
+from boovae.methods.coreset import CoresetSettings
 from boovae.report import save_grid
 
 
@@ -243,7 +245,7 @@ def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -
     asked = on_mnist(tmp_path, "coreset-size")
     found = Measured("mnist")
     for cell in CORESET_SIZE.plan(asked):
-        size = cell.settings.coreset_images if cell.settings.method == "coreset" else 150
+        size = cell.settings.of(CoresetSettings).coreset_images if cell.settings.method == "coreset" else 150
         found.add(cell, made_up(cell, lambda seen, seed, size=size: 100 - size / 100, even))  # type: ignore[misc]
     assert len(found.cells) == 6
     answers = write(asked, [found], [])
@@ -264,7 +266,8 @@ def test_a_size_that_is_enough_by_chance_is_not_said_to_be_where_it_begins(tmp_p
     cells = CORESET_SIZE.plan(asked)
     found, alone = Measured("mnist"), Measured("mnist")
     for cell in cells:
-        nll = {15: 80.0, 500: 80.0}.get(cell.settings.coreset_images, 95.0) if cell.settings.method == "coreset" else 90
+        size = cell.settings.of(CoresetSettings).coreset_images
+        nll = {15: 80.0, 500: 80.0}.get(size, 95.0) if cell.settings.method == "coreset" else 90
         found.add(cell, made_up(cell, lambda seen, seed, nll=nll: nll, even))  # type: ignore[misc]
     alone.add(*found.cells[-1])  # the coresets are not finished
     assert write(asked, [found], [])["mnist: coreset below boo in NLL"] == "only with 15, 500 images per task"
@@ -277,7 +280,7 @@ def test_a_size_that_is_enough_by_chance_is_not_said_to_be_where_it_begins(tmp_p
 def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: Path) -> None:
     asked = on_mnist(tmp_path, "components")
     cells = COMPONENTS.plan(asked)
-    assert {(cell.settings.model.components, cell.settings.boo_prune) for cell in cells} == {
+    assert {(cell.settings.model.components, cell.settings.of(FitSettings).boo_prune) for cell in cells} == {
         (count, prune) for count in (5, 15, 40, 80) for prune in (0.0, 1e-3)
     }
     found = Measured("mnist")

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -128,12 +129,13 @@ def plan(
     variants = _variants(methods)
     if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
         raise InputError("{joint_tasks} is for joint, which is not among {methods}; add it, or leave {joint_tasks} out")
-    cells = [
-        cell
-        for dataset in datasets
-        for variant in variants
-        for cell in _cells(dataset, variant, {**given, "tasks": tasks}, joint_tasks)
-    ]
+    cells = list[Cell]()
+    for dataset, variant in product(datasets, variants):
+        try:
+            cells += _cells(dataset, variant, {**given, "tasks": tasks}, joint_tasks)
+        except InputError as error:
+            named = f"{{methods}} {variant.label}: " if variant.changes else ""
+            raise InputError(f"{named}{error.text}") from error
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense
         if cell.settings.data.dataset in DATASETS and cell.settings.data.borders is None:
