@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from boovae.boosting.fit import FitSettings
 from boovae.cli.main import main
 from boovae.data import Stream
 from boovae.errors import InputError
@@ -277,10 +278,11 @@ def test_recipes_hold_the_papers_colour_model() -> None:
         assert (settings.model.components, settings.training.epochs) == (40, 300)
         assert (settings.training.kl_weight, settings.training.kl_warmup, settings.training.jitter) == (2.0, 10, 0.1)
         assert (settings.model.log_variance_range, settings.model.normalisation) == ((-3.0, 4.0), "batch")
-    assert (ours.schedule, ours.batch_size, ours.mirror) == ("cosine", 256, True)
-    assert (paper.schedule, paper.batch_size, paper.plateau_patience) == ("plateau", 512, 9)
-    assert not paper.mirror
-    assert (paper.early_stop, paper.learning_rate, paper.boo_objective) == (15, 1e-3, "literal")
+    assert (ours.training.schedule, ours.training.batch_size, ours.training.mirror) == ("cosine", 256, True)
+    assert (paper.training.schedule, paper.training.batch_size, paper.training.plateau_patience) == ("plateau", 512, 9)
+    assert not paper.training.mirror
+    assert (paper.training.early_stop, paper.training.learning_rate) == (15, 1e-3)
+    assert paper.of(FitSettings).boo_objective == "literal"
 
 
 def test_faces_from_the_official_files_to_the_report(
