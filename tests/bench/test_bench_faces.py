@@ -13,16 +13,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench_parts import made_up
-from boovae.bench import paper as paper_bench
+from bench_parts import made_up, request
 from boovae.bench.cells import Cell, plan
-from boovae.bench.figures import laid_out, learned
-from boovae.bench.findings import findings
+from boovae.bench.figures import component_pictures, laid_out, learned
+from boovae.bench.paper import Paper
 from boovae.bench.published import FACES_NAMES, numbers
 from boovae.bench.request import Request
 from boovae.bench.results import Measured
-from boovae.bench.tables import table
-from boovae.bench.thumbnails import component_pictures
+from boovae.bench.tables import findings, table
 from boovae.cli.main import main
 from boovae.methods.coreset import CoresetSettings
 from boovae.runs.data import load_data
@@ -31,10 +29,8 @@ from faces import four_colours, write_celeba
 BOTH = ("frechet_efficientnet-lite0", "frechet_classifier")
 
 
-def request(folder: Path, **changes: Any) -> Request:
-    lists: dict[str, Any] = {"datasets": ("celeba",), "methods": (), "tasks": 10, "given": {"replicas": 2}}
-    places: dict[str, Any] = {"cells": folder / "cells", "results": folder / "results"}
-    return Request(study="paper", command="boovae bench", **places, **{**lists, **changes})
+def faces(folder: Path, **changes: Any) -> Request:
+    return request(folder, **{"datasets": ("celeba",), "methods": (), "given": {"replicas": 2}, **changes})
 
 
 def with_distances(cell: Cell, distance: float) -> Measured:
@@ -58,7 +54,7 @@ def test_the_papers_table_of_faces_is_whole() -> None:
 
 
 def test_faces_have_the_columns_and_tasks_of_the_papers_table(tmp_path: Path) -> None:
-    cells = paper_bench.plan(request(tmp_path))
+    cells = Paper().plan(faces(tmp_path))
     assert {*FACES_NAMES, "boo+distill", "joint"} == {cell.label for cell in cells}
     kept = {
         cell.label: cell.settings.of(CoresetSettings).coreset_images
@@ -72,12 +68,12 @@ def test_faces_have_the_columns_and_tasks_of_the_papers_table(tmp_path: Path) ->
 
 
 def test_faces_beside_grey_images_keep_their_own_columns(tmp_path: Path) -> None:
-    cells = paper_bench.plan(request(tmp_path, datasets=("mnist", "celeba")))
+    cells = Paper().plan(faces(tmp_path, datasets=("mnist", "celeba")))
     standard = {cell.settings.data.dataset for cell in cells if cell.label == "standard"}
     assert standard == {"mnist"}
-    assert request(tmp_path).metrics == ["nll", "diversity", *BOTH]
-    assert request(tmp_path, datasets=("mnist",)).metrics == ["nll", "diversity"]
-    assert request(tmp_path, asked=("frechet",), features=("inception",)).metrics == ["fid"]
+    assert faces(tmp_path).shown == ["nll", "diversity", *BOTH]
+    assert faces(tmp_path, datasets=("mnist",)).shown == ["nll", "diversity"]
+    assert faces(tmp_path, metrics=("frechet",), features=("inception",)).shown == ["fid"]
 
 
 def test_a_distance_stands_beside_the_papers_and_is_never_called_better_or_fid() -> None:

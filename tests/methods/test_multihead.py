@@ -21,7 +21,7 @@ from conftest import Recorder, tiny, trained
 
 
 def test_old_heads_are_bit_identical_after_later_tasks(digits: Stream) -> None:
-    trainer, kept = Trainer(tiny(method="multihead"), digits.shape), []
+    trainer, kept = Trainer(tiny(method="multihead"), digits.spec), []
     for task in digits[:3]:
         trainer.learn(task, Recorder())
         parameters = trainer.replicas.parameters
@@ -41,7 +41,7 @@ def test_a_new_task_begins_with_fresh_networks_of_its_own(digits: Stream) -> Non
             if trainer.epoch == 0 and trainer.block == 0:
                 self.seen = trainer.replicas.parameters["encoder.body.0.weight"].clone()
 
-    trainer, starts = Trainer(tiny(method="multihead"), digits.shape), []
+    trainer, starts = Trainer(tiny(method="multihead"), digits.spec), []
     for task in digits[:2]:
         first = First()
         trainer.learn(task, first)
@@ -53,7 +53,7 @@ def test_a_new_task_begins_with_fresh_networks_of_its_own(digits: Stream) -> Non
 
 
 def test_an_image_is_scored_and_made_by_the_network_of_its_task(digits: Stream) -> None:
-    trainer = Trainer(tiny(method="multihead"), digits.shape)
+    trainer = Trainer(tiny(method="multihead"), digits.spec)
     history: list[dict[str, Any]] = []
     for seen, task in enumerate(digits[:3], start=1):
         trainer.learn(task, Recorder())
@@ -73,7 +73,7 @@ def test_an_image_is_scored_and_made_by_the_network_of_its_task(digits: Stream) 
 
 
 def test_the_frozen_networks_are_counted_as_memory(digits: Stream) -> None:
-    trainer = Trainer(tiny(method="multihead"), digits.shape)
+    trainer = Trainer(tiny(method="multihead"), digits.spec)
     sizes = []
     for task in digits[:2]:
         trainer.learn(task, Recorder())
@@ -106,7 +106,7 @@ def test_components_are_placed_with_the_encoder_of_their_task_whatever_the_order
 
 
 def test_components_are_shown_as_the_network_of_their_task_decodes_them(digits: Stream) -> None:
-    trainer = Trainer(tiny(method="boo+multihead"), digits.shape)
+    trainer = Trainer(tiny(method="boo+multihead"), digits.spec)
     for task in digits[:2]:
         trainer.learn(task, Recorder())
     first = next(component for component in components(trainer) if component.task == 0)

@@ -38,7 +38,7 @@ def posterior_health(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[str
             active.append(nothing)
             at_limit.append(nothing)
             continue
-        view = trainer.method.view(trainer.replicas, index)
+        view = trainer.view(index)
         images = task.test.images[:IMAGES].to(trainer.device).expand(len(view), -1, -1)
         posterior: DiagonalNormal = view.map(VAE.posterior, images)
         moving = posterior.mean.double().var(1, correction=0) > ACTIVE

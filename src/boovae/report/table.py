@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from boovae.errors import InputError
-from boovae.files import write_file
 from boovae.report.log import checked, read_bytes, read_events
+from boovae.report.outputs import write_rows
 
 COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
 
@@ -28,14 +26,7 @@ def write_csv(run: Path, out: Path) -> Path:
     seeds = events[0].data["seeds"]
     evaluations = [event.data for event in events if event.value("event") == "evaluation"]
     head = {**environment, "seeds": " ".join(map(str, seeds)), "seconds": _seconds(run)}
-    text = io.StringIO()
-    text.writelines(f"# {name}: {value}\n" for name, value in head.items())
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for event in evaluations:
-        writer.writerows(rows(event, seeds))
-    write_file(out, text.getvalue().encode())
-    return out
+    return write_rows(out, COLUMNS, (row for event in evaluations for row in rows(event, seeds)), head)
 
 
 def rows(event: dict[str, Any], seeds: list[int]) -> Iterator[tuple[Any, ...]]:

@@ -20,8 +20,9 @@ from boovae.metrics.cost import ledger
 from boovae.metrics.evaluation import METRICS
 from boovae.metrics.features import check_names
 from boovae.metrics.judges import Judges, judge
-from boovae.replicas.devices import choose_device, environment
+from boovae.replicas.devices import choose_device
 from boovae.runs.data import Past, load_data, recall
+from boovae.runs.environment import environment
 from boovae.runs.folder import Run
 from boovae.runs.progress import Display
 from boovae.runs.trackers import check_trackers, tracked
