@@ -244,7 +244,7 @@ def test_the_weight_of_the_kl_term_grows_to_two(colours: Stream) -> None:
 def test_what_makes_no_sense_for_the_images_is_refused(digits: Stream, colours: Stream) -> None:
     with pytest.raises(InputError, match=r"jitter=0\.1 needs colour"):
         Trainer(tiny(jitter=0.1), digits.spec)
-    with pytest.raises(InputError, match="--likelihood bernoulli needs pixels in"):
+    with pytest.raises(InputError, match="likelihood bernoulli needs pixels in"):
         Trainer(tiny(net="conv:4"), colours.spec)
 
 
