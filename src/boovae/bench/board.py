@@ -13,6 +13,7 @@ from pathlib import Path
 
 from boovae.bench.cells import Cell
 from boovae.report.numbers import duration
+from boovae.runs.folder import RunFolder
 
 #: Seconds between two plain lines.
 LINE_INTERVAL = 30.0
@@ -97,8 +98,8 @@ class Board:
         """Return the tasks that a cell has behind it; a run draws a picture after each."""
         if cell.name in self._finished:
             return cell.tasks
-        pictures = sum(1 for _ in (self.folder / cell.name / "samples").glob("task_*.png"))
-        return min(pictures * cell.together, cell.tasks)
+        pictures = RunFolder(self.folder / cell.name).sample_grids()
+        return min(len(pictures) * cell.together, cell.tasks)
 
 
 class LineBoard(Board):

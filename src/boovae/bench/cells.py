@@ -246,8 +246,7 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
         raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
     if settings != cell.settings:
         raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
-    check_record(path, summary, cell)
-    return summary
+    return summary | {"evaluations": check_record(path, summary, cell)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from boovae.bench.results import Measured
 from boovae.bench.statistics import Spread
 from boovae.bench.tables import beside, rows_of, title_of
 from boovae.bench.thumbnails import LEARNED, Sheet, opened
-from boovae.report.charts import COLOURS, Series, chart
+from boovae.report.figures import chart
 from boovae.report.pictures import png
+from boovae.report.series import COLOURS, Series
 
 if TYPE_CHECKING:
     from markupsafe import Markup

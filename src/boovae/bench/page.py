@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from boovae.bench.tables import Table, title_of
 from boovae.bench.thumbnails import Sheet
-from boovae.report.charts import COLOURS
 from boovae.report.frame import environment, own_file
+from boovae.report.series import COLOURS
 
 if TYPE_CHECKING:
     from markupsafe import Markup

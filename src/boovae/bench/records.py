@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boovae.report.log import EVALUATED, Event
+import msgspec
+
+from boovae.errors import InputError
+from boovae.metrics.evaluation import Evaluation, read_evaluation
+from boovae.metrics.typed import decode
 
 if TYPE_CHECKING:
     from boovae.bench.cells import Cell
@@ -18,54 +21,57 @@ DAMAGED = f"the record is damaged: {AGAIN}"
 PNG = "iVBORw0KGgo"
 
 
-def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> None:
-    """Refuse a record that does not hold what its cell must have measured: all seeds after each of its tasks."""
-    record = Event(str(path), summary, DAMAGED)
+class Environment(msgspec.Struct, frozen=True):
+    """What a cell ran with."""
+
+    boovae: str
+    python: str
+    torch: str
+    device: str
+    commit: str
+
+
+class Seconds(msgspec.Struct, frozen=True):
+    """Wall times of a cell."""
+
+    train: float
+    evaluate: float
+
+
+class CellRecord(msgspec.Struct, frozen=True):
+    """What tables and pages read of a finished cell."""
+
+    seeds: list[int]
+    tasks: list[str]
+    evaluations: Any
+    environment: Environment
+    seconds: Seconds
+    samples: Any = None
+    components: Any = None
+
+
+def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> list[Evaluation]:
+    """Return the evaluations of a record; refuse one without all seeds after each of the cell's tasks."""
+    record = decode(summary, CellRecord, str(path), lambda found: {}, DAMAGED)
     seeds, tasks = list(cell.settings.training.seeds), cell.settings.data.tasks or 1
-    if record.value("seeds") != seeds:
-        raise record.error(f"'seeds' is {record.value('seeds')!r:.40}, not {seeds}")
-    if len(record.texts("tasks")) != tasks:
-        raise record.error(f"'tasks' has {len(record.texts('tasks'))} names of {tasks}")
-    evaluations = record.value("evaluations")
-    if not isinstance(evaluations, list) or [_seen(event) for event in evaluations] != list(range(1, tasks + 1)):
-        raise record.error(f"'evaluations' must be one after each of {tasks} tasks")
-    for seen, data in enumerate(evaluations, start=1):
-        _check_evaluation(Event(f"{path}, after {seen} tasks", data, DAMAGED), seen, len(seeds))
-    for name in ("boovae", "python", "torch", "device", "commit"):
-        record.text(f"environment.{name}")
-    for name in ("seconds.train", "seconds.evaluate"):
-        if math.isnan(record.number(name)):
-            raise record.error(f"'{name}' must be a number")
-    _check_pictures(record)
-
-
-def _seen(event: Any) -> Any:
-    return event.get("seen") if isinstance(event, dict) else None
-
-
-def _check_evaluation(event: Event, seen: int, replicas: int) -> None:
-    """Refuse numbers that are not those of so many tasks and replicas; all but the NLL of all tasks may be missing."""
-    if event.value("nll.pooled") is None:
-        raise event.error("'nll.pooled' is missing")
-    event.number("ledger.memory_bytes")
-    for name, shape in EVALUATED.items():
-        event.array(name, *({"seen": seen, "replicas": replicas}[axis] for axis in shape))
-    if event.mapping("diversity"):
-        for name in ("uniform", "bernoulli"):
-            event.array(f"diversity.{name}", replicas)
-        shares = event.value("diversity.proportions")
-        classes = len(shares[0]) if isinstance(shares, list) and shares and isinstance(shares[0], list) else 0
-        event.array("diversity.proportions", replicas, classes)
-        event.integer("diversity.samples", below=1 << 40)
-    for features, numbers in event.mapping("frechet.sets").items():
-        on = Event(f"{event.where}, on {features}", numbers if isinstance(numbers, dict) else {}, DAMAGED)
-        for name in ("frechet", "frechet_train", "kid", "precision", "recall"):
-            on.array(name, replicas)
-
-
-def _check_pictures(record: Event) -> None:
-    """Refuse pictures that are none; a record may have none at all."""
-    shown = [record.value("samples") or [], *record.mapping("components").values()]
+    if record.seeds != seeds:
+        raise _damaged(path, f"'seeds' is {record.seeds!r:.40}, not {seeds}")
+    if len(record.tasks) != tasks:
+        raise _damaged(path, f"'tasks' has {len(record.tasks)} names of {tasks}")
+    found = record.evaluations if isinstance(record.evaluations, list) else []
+    if [each.get("seen") if isinstance(each, dict) else None for each in found] != list(range(1, tasks + 1)):
+        raise _damaged(path, f"'evaluations' must be one after each of {tasks} tasks")
+    shown = [record.samples or [], *(record.components.values() if isinstance(record.components, dict) else ())]
     for pictures in shown:
         if not isinstance(pictures, list) or not all(isinstance(one, str) and one.startswith(PNG) for one in pictures):
-            raise record.error("'samples' and 'components' must be pictures")
+            raise _damaged(path, "'samples' and 'components' must be pictures")
+    places = (f"{path}, after {seen} tasks" for seen in range(1, tasks + 1))
+    evaluations = [read_evaluation(each, place, len(seeds), DAMAGED) for each, place in zip(found, places, strict=True)]
+    for evaluation in evaluations:
+        if evaluation.nll is None:
+            raise _damaged(path, "'nll' is missing")
+    return evaluations
+
+
+def _damaged(path: Path, problem: str) -> InputError:
+    return InputError(f"{path}: {problem}; {DAMAGED}")

@@ -13,7 +13,8 @@ from typing import Any
 from boovae.bench.cells import Cell, Summary
 from boovae.bench.statistics import Spread, spread
 from boovae.files import write_file
-from boovae.report.table import COLUMNS, rows
+from boovae.metrics.diversity import class_terms
+from boovae.report.tables import COLUMNS, rows
 
 Row = tuple[int, str, Any, Any, Any]  # tasks seen, metric, task, seed, value
 
@@ -91,23 +92,16 @@ class Measured:
 
 def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
     """Yield a cell's numbers; `joint` learns T classes as one task, which count as T tasks here."""
-    for event in summary["evaluations"]:
-        together = cell.together
-        for seen, metric, task, seed, value in rows(event, summary["seeds"]):
+    together = cell.together
+    for evaluation in summary["evaluations"]:
+        for seen, metric, task, seed, value in rows(evaluation, summary["seeds"]):
             if together == 1 or task == "":
                 yield seen * together, metric, task, seed, value
-        if event.get("diversity"):
-            yield from _terms(event, summary["seeds"], event["seen"] * together)
-
-
-def _terms(event: Mapping[str, Any], seeds: Sequence[int], seen: int) -> Iterator[Row]:
-    """Yield each class's term of KL[uniform | p], (1/T) (log(1/T) - log p): positive is too few, negative too many."""
-    least = 0.5 / event["diversity"]["samples"]
-    for seed, shares in zip(seeds, event["diversity"]["proportions"], strict=True):
-        for place, share in enumerate(shares):
-            if share is not None:
-                term = -(math.log(len(shares)) + math.log(max(share, least))) / len(shares)
-                yield seen, "diversity_term", place, seed, float(f"{term:.8g}") + 0.0  # no minus zero
+        if evaluation.diversity:
+            for seed, terms in zip(summary["seeds"], class_terms(evaluation.diversity).tolist(), strict=True):
+                for place, term in enumerate(terms):
+                    if math.isfinite(term):
+                        yield evaluation.learned * together, "diversity_term", place, seed, term
 
 
 def _all(found: Iterator[str] | Sequence[str]) -> str:

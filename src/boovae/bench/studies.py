@@ -164,7 +164,9 @@ def _check_features(request: Request, cells: Sequence[Cell]) -> None:
     for cell in cells if any(map(is_distance, request.metrics)) else ():
         summary = read_summary(request.cells, cell)
         evaluations = summary["evaluations"] if summary is not None else []
-        found = set.intersection(*(set(event.get("frechet", {}).get("sets", {})) for event in evaluations or [{}]))
+        found = (
+            set.intersection(*(set(e.frechet.sets if e.frechet else ()) for e in evaluations)) if evaluations else set()
+        )
         lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.data.dataset)} - found
         if summary is not None and lacking:
             raise InputError(

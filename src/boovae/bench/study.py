@@ -16,7 +16,7 @@ from boovae.bench.results import Measured
 from boovae.bench.statistics import Spread
 from boovae.bench.tables import as_csv
 from boovae.files import write_file
-from boovae.report.charts import chart
+from boovae.report.figures import chart
 
 HEAD = ("dataset", "metric", "line", "at", "mean", "std", "seeds")
 

@@ -29,7 +29,6 @@ from boovae.errors import InputError
 from boovae.estimator.borderless import Borderless
 from boovae.estimator.detection import Trial
 from boovae.estimator.parameters import at_least_one, check_parameters, check_same_model, task_settings
-from boovae.metrics.evaluation import generate
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiling_pays
@@ -37,6 +36,7 @@ from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.runs.inspection import Component, components, has_components
 from boovae.runs.progress import Watcher, make_display
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
 from boovae.training.transfer import carry, rebuilt
 

@@ -18,7 +18,7 @@ from boovae.data.scaling import Scaling
 from boovae.errors import InputError, RunError
 from boovae.estimator.parameters import FOREIGN, OWN, plain
 from boovae.replicas.devices import choose_device, environment
-from boovae.runs.folder import Run
+from boovae.runs.run import Run
 from boovae.runs.train import load_trainer, run_event
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer

@@ -35,7 +35,6 @@ from boovae.experiments.options import ReplayOptions
 from boovae.experiments.replay_points import Point, draw, table
 from boovae.methods import from_mapping
 from boovae.methods.boo import BooSettings
-from boovae.metrics.evaluation import generate
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiles, environment
 from boovae.replicas.randomness import Draw, Generators
@@ -43,6 +42,7 @@ from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
 from boovae.runs.progress import Watch, make_display
 from boovae.runs.train import planned_tasks
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
