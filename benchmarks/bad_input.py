@@ -23,7 +23,7 @@ from boovae.bench.studies import bench
 from boovae.cli.arguments import Bench
 from boovae.config import Settings
 from boovae.data import Stream, load_stream, read_idx, write_idx
-from boovae.errors import BoovaeError
+from boovae.errors import BoovaeError, as_flag
 from boovae.methods import from_mapping, resolve
 from boovae.replicas.devices import choose_device
 from boovae.runs.folder import Run
@@ -62,7 +62,11 @@ def attempt(case: Case, expected: Expected, folder: Path) -> str:
     except BoovaeError as error:
         if not expected.refused:
             return f"it was refused: {error}"
-        return "" if expected.message and expected.message in str(error) else f"it was refused otherwise: {error}"
+        return (
+            ""
+            if expected.message and expected.message in error.spelled(as_flag)
+            else f"it was refused otherwise: {error}"
+        )
     except Exception as error:
         return f"it crashed: {type(error).__name__}: {error}"
     finally:
@@ -150,7 +154,7 @@ def model(**changes: Any) -> Case:
 
 def benched(**changes: Any) -> Case:
     """A bench on the embedded digits."""
-    return lambda folder: bench(Bench("paper", quick=True, **changes), "boovae bench")
+    return lambda folder: bench(Bench(study="paper", quick=True, **changes), "boovae bench")
 
 
 def _torn_marker(folder: Path) -> object:

@@ -164,7 +164,7 @@ def _bad_input(sheet: Sheet, plan: Plan, folder: Path) -> None:
 
 
 def _requests(sheet: Sheet, plan: Plan, folder: Path) -> None:
-    settings = resolve({**SETTINGS, "method": "boo+distill"})
+    settings = resolve({"method": "boo+distill"}, common=SETTINGS)
     run = train(settings, load_stream("digits", limit=SETTINGS["limit"]), folder / "served", metrics=("nll",))
     try:
         tried, statuses, failures = fuzz_server(run, plan.requests, plan.seed, plan.device)

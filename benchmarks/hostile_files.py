@@ -29,7 +29,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
-from boovae.cli.main import _events
 from boovae.config import Settings
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError
@@ -175,7 +174,7 @@ class Range:
         self.data = _data_files(folder / "data")
 
     def _settings(self, method: str) -> Settings:
-        return resolve({**SETTINGS, "method": method})
+        return resolve({"method": method}, common=SETTINGS)
 
     def _finished(self, method: str) -> Path:
         return train(self._settings(method), self.stream, self.folder / "finished" / method, metrics=("nll",))
@@ -227,6 +226,10 @@ class Range:
             with opened:
                 generate(trainer, 3)
 
+        def events() -> None:
+            with Run.open(run) as opened:
+                opened.events("evaluation")
+
         def go_on() -> None:
             train(self._settings(method), self.stream, run, metrics=("nll",))
 
@@ -234,7 +237,7 @@ class Range:
             sample,
             lambda: write_report([run]),
             lambda: write_csv(run, run / "table.csv"),
-            lambda: _events(run),
+            events,
             lambda: extend(run, metrics=("nll",)),
         ]
         return self.chance.choice([*ways, go_on, go_on, go_on] if continues else ways)

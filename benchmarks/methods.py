@@ -98,7 +98,7 @@ def main() -> None:
 
 def settings_of(method: str, dataset: str, replicas: int) -> Settings:
     """Return the settings of a bench's cell, without early stopping and with short fits between epochs."""
-    return schedule({"dataset": dataset, "method": method, "replicas": replicas, "early_stop": 10**6, "boo_steps": 1})
+    return schedule({"dataset": dataset, "method": method, "replicas": replicas, "early_stop": 10**6}, {"boo_steps": 1})
 
 
 def time_method(settings: Settings, device: torch.device, options: argparse.Namespace) -> dict[int, float]:

@@ -163,7 +163,7 @@ def soak(
     limit: float = math.inf,
 ) -> Soak:
     """Learn so many tasks with one method, or as many as `limit` seconds allow, in a folder that is thrown away."""
-    settings = resolve({**SETTINGS, "dataset": "arrays", "method": method})
+    settings = resolve({"dataset": "arrays", "method": method}, common=SETTINGS)
     meter = _Meter(device, limit)
     with tempfile.TemporaryDirectory() as home:
         run, stream = Path(home) / "run", digits_again(tasks)

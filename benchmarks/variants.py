@@ -22,7 +22,7 @@ from boovae.bench.cells import Variant
 from boovae.cli.terminal import print_rows
 from boovae.config import Settings
 from boovae.data import Stream
-from boovae.errors import InputError
+from boovae.errors import InputError, as_flag
 from boovae.methods import make_method, resolve
 from boovae.metrics.evaluation import generate
 from boovae.metrics.features import check_names
@@ -53,7 +53,7 @@ def main() -> None:
     try:
         compare(options)
     except InputError as error:
-        sys.exit(f"variants.py: {error}")
+        sys.exit(f"variants.py: {error.spelled(as_flag)}")
 
 
 def compare(options: argparse.Namespace) -> None:

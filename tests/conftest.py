@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import shutil
@@ -144,9 +143,10 @@ def third(digits: Stream, tmp_path: Path) -> str:
 
 
 def tiny(**changes: Any) -> Settings:
-    """Return the settings of a run that takes a moment."""
-    named = {"method": TINY["method"], **changes}
-    return resolve({"dataset": "digits", "method": named["method"]}, common={**TINY, **named})
+    """Return the settings of a run that takes a moment, those chosen for the digits whatever its dataset."""
+    values = {**TINY, "dataset": "digits", **changes}
+    chosen = resolve({"dataset": "digits", "method": values["method"]}, common=values)
+    return chosen.changed(dataset=values["dataset"])
 
 
 def watched(page: Page) -> tuple[list[str], list[str]]:

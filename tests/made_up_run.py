@@ -12,18 +12,20 @@ import numpy as np
 from boovae.report import save_grid
 
 CONFIG = """\
-dataset = "mnist"
 method = "{method}"
-replicas = 5
-components = 15
 
-[training]
-epochs = 500
-learning_rate = 5e-4
+[data]
+dataset = "mnist"
 
 [model]
 net = "mlp"
 latent_dim = 40
+components = 15
+
+[training]
+replicas = 5
+epochs = 500
+learning_rate = 5e-4
 """
 
 

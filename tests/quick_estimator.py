@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boovae import BooVAE
+from boovae.methods import REGISTRY, is_method
 
 Array = NDArray[Any]
 
@@ -24,7 +26,12 @@ QUICK: dict[str, Any] = {
 
 
 def quick(**changes: Any) -> BooVAE:
-    return BooVAE(**{**QUICK, **changes})
+    """Return an estimator with other parameters; of the usual settings it has those that its method reads."""
+    method, settings = changes.get("method", "boo+distill"), QUICK["settings"]
+    if is_method(method):
+        read = {item.name for kind in REGISTRY.sections(method) for item in fields(kind)}
+        settings = {name: value for name, value in settings.items() if name in read}
+    return BooVAE(**{**QUICK, "settings": settings, **changes})
 
 
 def grey(seed: int = 0, count: int = 60, shape: tuple[int, ...] = (5, 4)) -> Array:

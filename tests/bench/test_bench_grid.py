@@ -179,16 +179,16 @@ def test_the_prior_of_joint_can_be_another() -> None:
 
 
 def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_folder(tmp_path, "--out", "cells")
-    open_folder(tmp_path, "--out", "cells")
+    open_folder(tmp_path, "out", "cells")
+    open_folder(tmp_path, "out", "cells")
     with pytest.raises(InputError, match="holds cells there, paper here"):
-        open_folder(tmp_path, "--results", "paper")
+        open_folder(tmp_path, "results", "paper")
     monkeypatch.setattr(marker, "FORMAT", 2)
     with pytest.raises(InputError, match="format 1 there, 2 here"):
-        open_folder(tmp_path, "--out", "cells")
+        open_folder(tmp_path, "out", "cells")
     (tmp_path / "bench.json").write_text("[")
     with pytest.raises(InputError, match=r"cannot read .*bench.json.*; remove this file alone"):
-        open_folder(tmp_path, "--out", "cells")
+        open_folder(tmp_path, "out", "cells")
 
 
 def test_tables_alone_need_the_summaries_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,11 +303,11 @@ def test_tasks_of_several_classes_count_as_tasks() -> None:
 def test_folders_that_cannot_be_written_are_told_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_folder(tmp_path, "--results", "paper")
+    open_folder(tmp_path, "results", "paper")
 
     def refuse(path: Path, *rest: object, **options: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "touch", refuse)
-    with pytest.raises(InputError, match=r"\(--results\): Read-only file system"):
-        open_folder(tmp_path, "--results", "paper")
+    with pytest.raises(InputError, match=r"\(results\): Read-only file system"):
+        open_folder(tmp_path, "results", "paper")

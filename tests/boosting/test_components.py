@@ -77,7 +77,9 @@ def bench() -> Bench:
 def test_a_fit_lowers_the_divergence_and_stays_in_the_box_of_the_pixels(start: str, bench: Bench) -> None:
     divergences = []
     for steps in (0, 40):
-        bench.minorisation(boo_steps=steps, boo_start=start, boo_rate=0.05).fit(bench.replicas, bench.task, epoch=0)
+        bench.minorisation(boo_steps=steps, boo_start=start, boo_rate=0.05).fit(
+            bench.replicas, bench.task, epoch=0, last=False
+        )
         inputs, log_weights = bench.fitted()
         assert inputs.min() >= 0
         assert inputs.max() <= 1
@@ -89,8 +91,8 @@ def test_a_fit_lowers_the_divergence_and_stays_in_the_box_of_the_pixels(start: s
 
 def test_the_last_fit_says_what_each_number_of_components_would_reach(bench: Bench) -> None:
     minorisation = bench.minorisation(boo_steps=20)
-    assert minorisation.fit(bench.replicas, bench.task, epoch=0) is None
-    curve = minorisation.fit(bench.replicas, bench.task, epoch=1)
+    assert minorisation.fit(bench.replicas, bench.task, epoch=0, last=False) is None
+    curve = minorisation.fit(bench.replicas, bench.task, epoch=1, last=True)
     assert curve is not None
     assert curve.shape == (4, 2)
     assert (curve[0] - curve[-1] > 0.3).all()
@@ -99,11 +101,11 @@ def test_the_last_fit_says_what_each_number_of_components_would_reach(bench: Ben
 
 
 def test_a_tolerance_keeps_the_components_that_gain_more(bench: Bench) -> None:
-    curve = bench.minorisation(boo_steps=20).fit(bench.replicas, bench.task, epoch=1)
+    curve = bench.minorisation(boo_steps=20).fit(bench.replicas, bench.task, epoch=1, last=True)
     assert curve is not None
     gains = curve[:-1] - curve[1:]
     assert gains[0].min() > 0.25 > gains[1].max()
-    bench.minorisation(boo_steps=20, boo_tolerance=0.25).fit(bench.replicas, bench.task, epoch=1)
+    bench.minorisation(boo_steps=20, boo_tolerance=0.25).fit(bench.replicas, bench.task, epoch=1, last=True)
     log_weights = bench.fitted()[1]
     assert (log_weights > EMPTY / 2).sum(1).tolist() == [2, 2]
     torch.testing.assert_close(log_weights.exp().sum(1), torch.ones(2))
@@ -195,7 +197,7 @@ def test_a_component_that_diverged_goes_back_to_its_start(
     def learned(steps: int) -> tuple[Tensor, Tensor]:
         minorisation = bench.minorisation(boo_objective=objective, boo_steps=steps)
         if objective == "corrective":
-            minorisation.fit(bench.replicas, bench.task, epoch=1)
+            minorisation.fit(bench.replicas, bench.task, epoch=1, last=True)
         else:
             minorisation.grow(bench.replicas, bench.task, slot=0)
             minorisation.grow(bench.replicas, bench.task, slot=1)

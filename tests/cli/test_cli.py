@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.progress import ProgressColumn
 
 from boovae.bench.board import LiveBoard
+from boovae.cli.arguments import Train
 from boovae.cli.main import VERBS, main
 from boovae.cli.terminal import print_rows
-from boovae.errors import InputError
+from boovae.config import CORE, CORE_NAMES
+from boovae.errors import InputError, as_flag
+from boovae.methods import REGISTRY, resolve
 from boovae.replicas.devices import choose_device
 from boovae.report.plots import plotly_script
+from boovae.report.read import read_run
 from boovae.runs.progress import Live
 from boovae.training.checkpoint import load_checkpoint
 from run_folders import events
@@ -68,6 +78,147 @@ def test_help_and_version_answer_without_torch() -> None:
     for verb in VERBS:
         assert verb in done.stdout
     assert command("--version").stdout.strip() == "0.1.0"
+    module = subprocess.run([sys.executable, "-m", "boovae", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout.strip() == "0.1.0"
+
+
+HELP = """
+import sys
+from boovae.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    heavy = {"torch", "numpy", "sklearn"} & set(sys.modules)
+    assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_command_answers_without_torch(verb: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, verb, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str(VERBS[verb].kind.__doc__)[:50] in done.stdout
+
+
+Help = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Help:
+    """Return what a command's help says of each flag."""
+    monkeypatch.setenv("COLUMNS", "110")
+
+    def asked(*words: str) -> dict[str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([*words])
+        assert stop.value.code == 0
+        found: dict[str, str] = {}
+        flag = ""
+        for line in (line.strip("│ ") for line in capsys.readouterr().out.splitlines()):
+            if match := re.match(r"--[a-z][a-z-]*", line):
+                flag = match[0]
+                found[flag] = line.removeprefix(flag)
+            elif not line or line[0] in "╭╰─":
+                flag = ""
+            elif flag:
+                found[flag] += f" {line}"
+        return found
+
+    return asked
+
+
+def names(kinds: Iterable[Any]) -> set[str]:
+    return {as_flag(item.name) for kind in kinds for item in dataclasses.fields(kind)}
+
+
+def test_help_shows_the_usual_flags_in_groups(flags: Help, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = flags("train", "--help")
+    assert 20 <= len(usual) <= 30
+    assert {"--dataset", "--method", "--epochs", "--net", "--out", "--preset", "--samples"} <= usual.keys()
+    assert usual.keys() <= {as_flag(name) for name in CORE_NAMES} | names([Train])
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = capsys.readouterr().out
+    assert re.findall(r"^\W*(?:(\w+) )?options\W*$", said, re.MULTILINE) == ["", *CORE, "output"]
+    assert "`boovae train --method NAME --help` adds the settings of a method" in said
+    assert "`boovae train --help-all` shows all" in said
+
+
+@pytest.mark.parametrize("method", ["boo", "ewc", "boo+distill", "standard"])
+def test_help_for_a_method_adds_its_settings(method: str, flags: Help) -> None:
+    added = flags("train", "--method", method, "--help").keys() - flags("train", "--help").keys()
+    assert added == names(REGISTRY.sections(method))
+
+
+def test_help_all_shows_every_flag(flags: Help) -> None:
+    every = flags("train", "--help-all")
+    assert every.keys() == {as_flag(name) for name in CORE_NAMES} | names([Train, *REGISTRY.all_sections()])
+    assert all("(default: " in text for text in every.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "preset"),
+    [
+        (["train"], None),
+        (["train", "--dataset", "mnist"], None),
+        (["train", "--dataset", "fashion_mnist", "--preset", "paper"], "paper"),
+        (["train", "--method", "ewc", "--dataset", "mnist"], None),
+    ],
+)
+def test_help_shows_the_defaults_that_hold(words: list[str], preset: str | None, flags: Help) -> None:
+    named = {word.removeprefix("--"): value for word, value in itertools.pairwise(words) if word.startswith("--")}
+    named.pop("preset", None)
+    settings = resolve(named, preset=preset).flat()
+    shown = flags(*words, "--help")
+    for name in ("epochs", "batch_size", "learning_rate", "net", "latent_dim", "samples", "dataset", "method"):
+        assert f"(default: {settings[name]})" in shown[as_flag(name)]
+    assert "(default: 500)" in flags("tune", "--dataset", "mnist", "--help")["--samples"]
+    assert "(default: 2)" in flags("replay", "--help")["--classes-per-task"]
+
+
+@pytest.mark.parametrize("verb", ["train", "tune", "latent-map", "replay"])
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--boo-steps", "3"], "--boo-steps"),
+        (["--boo-steps=3"], "--boo-steps"),
+        (["--no-boo-reencode"], "--boo-reencode"),
+    ],
+)
+def test_a_flag_of_another_method_is_refused(
+    verb: str, words: list[str], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--method", "ewc", *words])
+    assert stop.value.code == 2
+    said = f"{flag} is a setting of method 'boo', and 'ewc' does not read it; leave it out"
+    assert capsys.readouterr().err == f"boovae: {said}\n"
+
+
+def test_settings_of_other_methods_in_a_file_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "all.toml").write_text("boo_steps = 3\newc_strength = 7\n")
+    words = [
+        "train",
+        "--config",
+        str(tmp_path / "all.toml"),
+        "--method",
+        "ewc",
+        "--tasks",
+        "1",
+        *FAST,
+        "--metric",
+        "nll",
+    ]
+    main([*words, "--quiet", "--out", str(tmp_path / "run")])
+    own = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["method_settings"]
+    assert own == {"ewc_strength": 7.0, "ewc_decay": 1.0, "ewc_images": 1000}
+
+
+def test_the_flag_for_strengths_names_what_took_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--method", "ewc", "--strengths", "ewc_strength=3"])
+    assert stop.value.code == 2
+    assert "a setting of a method is a flag of its own, for example --ewc-strength 3" in capsys.readouterr().err
 
 
 def test_a_run_folder_holds_everything(run: Path) -> None:
@@ -83,6 +234,7 @@ def test_a_run_folder_holds_everything(run: Path) -> None:
     last = logged[-1]
     assert len(last["nll"]["per_task"]) == last["seen"] == 3
     assert len(last["diversity"]["proportions"][0]) == 3
+    assert {"epochs": "3", "binarize": "none", "dataset": "digits"}.items() <= read_run(run).config.items()
     environment = json.loads((run / "environment.json").read_text())
     assert environment["command"].startswith("boovae train --tasks 3")
 
@@ -91,6 +243,23 @@ def test_the_same_command_again_does_nothing_new(run: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
     main(["train", "--tasks", "3", *FAST, "--out", str(run), "--quiet"])
     assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_of_version_0_1_0_is_continued_and_measured(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = Path(shutil.copytree(run, tmp_path / "old"))
+    tables = tomllib.loads((old / "config.toml").read_text())
+    method = tables.pop("method")
+    flat = {"method": method, **{name: value for table in tables.values() for name, value in table.items()}}
+    flat |= {"ewc_strength": 7.0, "mog_fit": "em", "strengths": []}  # it wrote the settings of all methods
+    (old / "config.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in flat.items()))
+    before = (old / "metrics.jsonl").read_bytes()
+    main(["train", "--tasks", "3", *FAST, "--out", str(old), "--quiet"])
+    assert (old / "metrics.jsonl").read_bytes() == before
+    capsys.readouterr()
+    main(["eval", str(old), "--quiet", "--json"])
+    assert json.loads(capsys.readouterr().out) == events(run)[-1]
 
 
 def test_eval_agrees_with_the_run_and_prints_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,8 +486,9 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert choose_device("cuda:0").index == 0
-    with pytest.raises(InputError, match="--device cuda:1: there are 1 CUDA devices here"):
+    with pytest.raises(InputError) as refused:
         choose_device("cuda:1")
+    assert refused.value.spelled(as_flag).startswith("--device cuda:1: there are 1 CUDA devices here")
 
 
 def test_other_settings_in_the_same_folder_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,7 +560,7 @@ def test_ctrl_c_ends_a_command_that_keeps_nothing_without_a_traceback(
     def stopped(arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(VERBS, "methods", (VERBS["methods"][0], stopped))
+    monkeypatch.setitem(VERBS, "methods", dataclasses.replace(VERBS["methods"], run=stopped))
     with pytest.raises(SystemExit) as stop:
         main(["methods"])
     assert stop.value.code == 130

@@ -211,7 +211,7 @@ def test_without_a_network_the_error_says_what_belongs_where(tmp_path: Path, cac
     with pytest.raises(InputError) as refused:
         get_file("set", FILE, [dead_address()])
     message = str(refused.value)
-    assert all(part in message for part in (str(cache / "set" / "data.gz"), "--data-dir", "BOOVAE_DATA"))
+    assert all(part in message for part in (str(cache / "set" / "data.gz"), "data_dir", "BOOVAE_DATA"))
     (tmp_path / "mine").mkdir()
     with pytest.raises(InputError, match=str(tmp_path / "mine" / "set" / "data.gz")):
         get_file("set", FILE, [dead_address()], tmp_path / "mine")
@@ -241,7 +241,7 @@ def test_the_argument_comes_before_the_variable_and_that_before_the_cache(
 
 
 def test_a_data_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--data-dir .*nowhere: no such folder"):
+    with pytest.raises(InputError, match=r"data_dir .*nowhere: no such folder"):
         load_stream("mnist", data_dir=tmp_path / "nowhere")
 
 

@@ -127,7 +127,7 @@ def test_no_more_than_a_given_number_ever_waits(batch: int) -> None:
         found += [len(task) for task in finder.feed(part)]
         assert finder.waiting < 60
     assert found == [60, 60, 30]
-    with pytest.raises(InputError, match="must be at least --detect-first, 30"):
+    with pytest.raises(InputError, match="must be at least detect_first, 30"):
         TaskFinder(nearest, first=30, most=20)
 
 
@@ -245,7 +245,7 @@ def test_a_run_without_borders_keeps_what_was_found(tmp_path: Path, capsys: pyte
     main(["train", *words, "--json"])
     event = json.loads(capsys.readouterr().out)
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    assert len(config["borders"]) == 1
+    assert len(config["data"]["borders"]) == 1
     assert event["seen"] == 2
     main(["train", *words, "--json"])  # finished: nothing is looked for again
     assert json.loads(capsys.readouterr().out) == event
@@ -272,7 +272,7 @@ def test_a_run_that_knew_its_tasks_is_no_run_without_borders(
         (["--detect-tasks", "--detect-first", "2"], "a trial needs at least 8 images"),
         (["--detect-tasks", "--method", "multihead"], "must be told the task"),
         (["--borders", "5", "3"], "they must rise"),
-        (["--detect-tasks", "--limit", "12", "--tasks", "3", "--epochs", "1"], "1 were found in the stream"),
+        (["--detect-tasks", "--limit", "12", "--tasks", "3", "--epochs", "1"], "--tasks is 3, but the stream has 1"),
     ],
 )
 def test_wrong_arguments_say_what_to_do(

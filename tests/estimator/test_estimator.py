@@ -17,6 +17,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 from boovae import BooVAE
 from boovae.errors import InputError
+from boovae.methods.distill import DistillSettings
 from quick_estimator import QUICK, Array, grey, quick
 
 
@@ -181,13 +182,13 @@ def test_a_method_with_a_network_per_task_wants_to_know_the_task() -> None:
 
 def test_settings_reach_the_trainer() -> None:
     model = quick(settings={**QUICK["settings"], "distill_weight": 2}, epochs=np.int64(3)).fit(grey())
-    assert model.trainer_.settings.distill_weight == 2.0
+    assert model.trainer_.settings.of(DistillSettings).distill_weight == 2.0
     assert model.trainer_.settings.training.epochs == 3
 
 
 def test_size_of_a_task_decides_what_is_left_open() -> None:
     small = BooVAE(epochs=1, device="cpu").fit(grey(count=200, shape=(8, 8))).trainer_.settings
-    assert (small.net, small.latent_dim, small.batch_size) == ("mlp:128", 10, 32)
+    assert (small.model.net, small.model.latent_dim, small.training.batch_size) == ("mlp:128", 10, 32)
     large = BooVAE(epochs=1, device="cpu", settings={"boo_steps": 1}).fit(grey(count=6000, shape=(28, 28)))
     settings = large.trainer_.settings
     assert (settings.model.net, settings.model.latent_dim, settings.training.batch_size) == ("mlp:300", 40, 250)

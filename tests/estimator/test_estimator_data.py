@@ -102,7 +102,7 @@ def test_few_first_images_of_a_stream_are_enough_for_batch_normalisation() -> No
 
 def test_what_training_refuses_speaks_of_parameters_not_of_flags() -> None:
     one = np.random.default_rng(0).random((1, 32, 32, 3))
-    with pytest.raises(InputError, match=r"use normalisation group, or a larger batch_size"):
+    with pytest.raises(InputError, match=r"use normalisation='group', or a larger batch_size"):
         quick(net="conv:4", settings={"normalisation": "batch"}, validation_fraction=0.0).fit(one)
 
 

@@ -19,14 +19,16 @@ from boovae.experiments import replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
 from boovae.experiments.replay import _past, curves
 from boovae.experiments.replay_points import Point, draw
+from boovae.methods.boo import BooSettings
 from boovae.training.events import Observer
 from boovae.training.trainer import Trainer
 from conftest import tiny, trained
 
 CPU = torch.device("cpu")
-SMALL = ["--dataset", "digits", "--limit", "20", "--net", "mlp:16", "--latent-dim", "4", "--epochs", "2"]
-SMALL += ["--components", "3", "--boo-steps", "2", "--distill-latents", "10", "--batch-size", "10", "--quiet"]
-SMALL += ["--classifier-epochs", "2", "--classifier-batch", "10", "--samples-per-image", "5"]
+ANY_METHOD = ["--dataset", "digits", "--limit", "20", "--net", "mlp:16", "--latent-dim", "4", "--epochs", "2"]
+ANY_METHOD += ["--components", "3", "--batch-size", "10", "--quiet"]
+ANY_METHOD += ["--classifier-epochs", "2", "--classifier-batch", "10", "--samples-per-image", "5"]
+SMALL = [*ANY_METHOD, "--boo-steps", "2", "--distill-latents", "10"]
 
 
 def blobs(classes: list[int], seed: int, count: int = 60) -> tuple[Tensor, Tensor]:
@@ -177,7 +179,7 @@ def numbers(folder: Path) -> list[dict[str, str]]:
 def test_every_generator_that_is_wanted_has_its_curves(digits: Stream) -> None:
     def generators(method: str, *wanted: str) -> list[tuple[str, float]]:
         found = [curve.generator for curve in curves(tiny(method=method, boo_lambda=0.0), digits, wanted)]
-        return [(one.method, one.boo_lambda) for one in found[::2] if one is not None]
+        return [(one.method, one.of(BooSettings).boo_lambda) for one in found[::2] if one is not None]
 
     assert generators("boo+distill", "boo", "method") == [("boo", 1.0), ("boo+distill", 0.0)]
     assert generators("boo", "boo", "method") == [("boo", 1.0)]
@@ -230,7 +232,7 @@ def test_a_damaged_curve_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureF
         (["--tasks", "6"], "digits has 5 tasks; use at most that many"),
         (["--classes-per-task", "1"], "at least 2 classes per task"),
         (["--method", "standard"], "its prior has no components per task"),
-        (["--dropout", "1"], "--dropout is 1.0; it must be a share"),
+        (["--dropout", "1"], "--dropout is 1.0; it must be a number of at least 0 and under 1"),
         (["--classifier-epochs", "0"], "--classifier-epochs is 0"),
     ],
 )
@@ -238,6 +240,6 @@ def test_wrong_arguments_say_what_to_do(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["replay", "--out", str(tmp_path), *SMALL, *words])
+        main(["replay", "--out", str(tmp_path), *ANY_METHOD, *words])
     assert end.value.code == 2
     assert message in capsys.readouterr().err

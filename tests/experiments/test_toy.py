@@ -77,10 +77,10 @@ def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--components", "1"], "--components is 1; boosting needs at least 2"),
+        (["--components", "1"], "--components is 1; it must be a whole number of at least 2"),
         (["--steps", "0"], "--steps is 0"),
-        (["--target", "ring", "ring"], "--target ring ring: name each once"),
-        (["--objective", "box", "floor", "box"], "--objective box floor box: name each once"),
+        (["--target", "ring", "ring"], "--target is ring ring; name each once"),
+        (["--objective", "box", "floor", "box"], "--objective is box floor box; name each once"),
         (["--replicas", "0"], "--replicas is 0; it must be a whole number of at least 1"),
         (["--device", "toaster"], "--device toaster is unknown"),
     ],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from boovae.config import Settings
+from boovae.config import CORE, Section, Settings
 from boovae.data import Split, Stream, Task
 from boovae.errors import InputError
-from boovae.methods import METHODS, Method, TaskImages, make_method, never_read, register, settings_read
+from boovae.methods import METHODS, REGISTRY, Method, TaskImages, make_method, register, resolve
 from boovae.model.distributions import DiagonalNormal
 from boovae.replicas.engine import BLOCK
 from boovae.replicas.stacked import Replicas
@@ -67,31 +68,48 @@ def test_finished_tasks_are_forgotten_but_for_the_declared_memory(case: dict[str
 
 
 @every_method
-def test_what_a_method_says_it_never_reads_is_never_read(
+def test_a_method_reads_the_settings_of_the_sections_that_it_lists_and_no_others(
     case: dict[str, Any], digits: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = set()
+    """Each must be asked for as a section: `Settings` itself has no values of methods but by name, in `own`."""
+    settings, read = tiny(**case), set()
+    asked, core = Settings.of, set(CORE.values())
 
-    def noted(self: Settings, name: str) -> Any:
-        read.add(name)
+    def of(self: Settings, kind: type[Any]) -> Any:
+        read.add(kind)
+        return asked(self, kind)
+
+    def noted(self: Section, name: str) -> Any:
+        read.add(type(self))
         return object.__getattribute__(self, name)
 
-    settings = tiny(**case)
-    monkeypatch.setattr(Settings, "__getattribute__", noted)
+    monkeypatch.setattr(Settings, "of", of)
+    monkeypatch.setattr(Section, "__getattribute__", noted, raising=False)
     trained(settings, digits)
-    others = never_read(case["method"])
-    assert "batch_size" in read
-    assert others
-    assert not read & others
+    assert core & read
+    assert read - core == set(REGISTRY.sections(case["method"]))
 
 
-def test_settings_of_other_methods_are_put_back_to_their_defaults() -> None:
-    changed = tiny(ewc_strength=7.0, boo_prune=0.1, coreset_images=3, epochs=5)
-    expected = {"ewc": (7.0, 1e-3, 15), "boo+coreset": (100.0, 0.1, 3), "multihead": (100.0, 1e-3, 15)}
+def test_settings_of_other_methods_are_left_out_of_a_file(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"ewc_strength": 7.0, "boo_prune": 0.1, "coreset_images": 3}
+    file = tmp_path / "shared.toml"
+    file.write_text("epochs = 5\n" + "".join(f"{name} = {value}\n" for name, value in shared.items()))
+    expected = {"ewc": {"ewc_strength"}, "boo+coreset": {"boo_prune", "coreset_images"}, "multihead": set()}
     for method, kept in expected.items():
-        read = settings_read(dataclasses.replace(changed, method=method))
-        assert (read.ewc_strength, read.boo_prune, read.coreset_images) == kept
-        assert (read.epochs, read.method) == (5, method)
+        read = resolve({"method": method}, file)
+        assert read == resolve({"method": method}, common={**shared, "epochs": 5})
+        assert {name: value for name, value in read.own if name in shared} == {name: shared[name] for name in kept}
+        assert (read.training.epochs, read.method) == (5, method)
+
+
+@every_method
+def test_settings_of_other_methods_are_refused_by_name(case: dict[str, Any]) -> None:
+    usual = {item.name: getattr(kind(), item.name) for kind in REGISTRY.all_sections() for item in fields(kind)}
+    read = {item.name for kind in REGISTRY.sections(case["method"]) for item in fields(kind)}
+    assert resolve({**case, **{name: usual[name] for name in read}}).method == case["method"]
+    for name in usual.keys() - read:
+        with pytest.raises(InputError, match=rf"^{name} is a setting of method .* does not read it; leave it out"):
+            resolve({**case, name: usual[name]})
 
 
 @every_method
@@ -161,7 +179,7 @@ def test_replicas_do_not_touch_each_other(digits: Stream, monkeypatch: pytest.Mo
 
         def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
             train = torch.stack([task.train, (task.train - self.spoiled).abs()])
-            return dataclasses.replace(task, train=train)
+            return replace(task, train=train)
 
     monkeypatch.setitem(METHODS, "own-images", OwnImages)
     plain = trained(tiny(method="own-images"), digits)

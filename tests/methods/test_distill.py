@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from boovae.data import Stream
+from boovae.methods.distill import DistillSettings
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.vae import VAE
 from boovae.training.trainer import Trainer
@@ -44,7 +45,7 @@ def test_latents_are_those_of_the_prior_before_the_task(prior: str, digits: Stre
         }
 
     answers = old.replicas.map(before, batch[f"{part}uniform"], batch[f"{part}normal"])
-    weight = settings.distill_weight * len(digits[0].train.images) / len(digits[1].train.images)
+    weight = settings.of(DistillSettings).distill_weight * len(digits[0].train.images) / len(digits[1].train.images)
     terms = trainer.replicas.map(trainer.objective, batch)
     for name, divergence in trainer.replicas.map(now, *answers).items():
         torch.testing.assert_close(terms[name], weight * divergence)

@@ -21,7 +21,7 @@ from small import LATENT, PIXELS, random_images
 
 def make_trainer(**changes: Any) -> Trainer:
     chosen: dict[str, Any] = {"method": "ewc", "net": "mlp:8", "latent_dim": LATENT, "replicas": 2, "seed": 3}
-    return Trainer(Settings(**{**chosen, **changes}), (PIXELS,))
+    return Trainer(Settings().changed(**{**chosen, **changes}), (PIXELS,))
 
 
 def task_of(train: Tensor, own: int | None = None, before: tuple[int, ...] = ()) -> TaskImages:

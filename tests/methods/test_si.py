@@ -11,6 +11,7 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.data import Stream
 from boovae.methods import TaskImages
+from boovae.methods.si import SISettings
 from boovae.model.vae import VAE
 from boovae.replicas.engine import validation_chunk
 from boovae.replicas.stacked import replica_of
@@ -25,7 +26,7 @@ STRENGTH, DAMPING = 5.0, 0.2
 def make_trainer(**changes: Any) -> Trainer:
     chosen: dict[str, Any] = {"method": "si", "net": "mlp:8", "latent_dim": LATENT, "replicas": 2, "seed": 3}
     chosen |= {"si_strength": STRENGTH, "si_damping": DAMPING}
-    return Trainer(Settings(**{**chosen, **changes}), (PIXELS,))
+    return Trainer(Settings().changed(**{**chosen, **changes}), (PIXELS,))
 
 
 def begin(trainer: Trainer, index: int, images: Tensor) -> TaskImages:
@@ -154,7 +155,7 @@ def test_credit_belongs_to_the_best_snapshot(digits: Stream) -> None:
         for name, tensor in trainer.replicas.parameters.items():
             assert torch.equal(tensor[replica], weights[name][replica])
             moved = tensor - state[f"anchor.{name}"]
-            truth = state[f"path.{name}"].clamp(min=0) / (moved**2 + trainer.settings.si_damping)
+            truth = state[f"path.{name}"].clamp(min=0) / (moved**2 + trainer.settings.of(SISettings).si_damping)
             kept = trainer.method.memory()[f"importance.{name}"]
             torch.testing.assert_close(kept[replica], truth[replica], rtol=1e-6, atol=0)
 

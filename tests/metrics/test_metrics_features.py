@@ -56,7 +56,7 @@ def test_many_images_go_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_only_pictures_have_such_features() -> None:
-    with pytest.raises(InputError, match=r"--features means is for pictures.*use classifier"):
+    with pytest.raises(InputError, match=r"features means is for pictures.*use classifier"):
         means((12,))
 
 

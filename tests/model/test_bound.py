@@ -177,10 +177,10 @@ def test_plateaus_and_early_stopping_watch_the_bound_that_is_learned(
 
 
 def test_what_cannot_have_several_samples_is_refused() -> None:
-    with pytest.raises(InputError, match="--bound-samples 1"):
+    with pytest.raises(InputError, match="set bound_samples=1"):
         make_method(tiny(method="boo+vcl", bound_samples=2))
-    with pytest.raises(InputError, match="--bound-samples is 0"):
+    with pytest.raises(InputError, match="bound_samples is 0"):
         tiny(bound_samples=0)
-    with pytest.raises(InputError, match="use --normalisation group, or --bound-samples 1"):
+    with pytest.raises(InputError, match="use normalisation='group', or bound_samples=1"):
         Trainer(tiny(net="conv:4", normalisation="batch", bound_samples=2), (8, 8))
     Trainer(tiny(normalisation="batch", bound_samples=2), (8, 8))  # without convolutions there is nothing to normalise

@@ -130,11 +130,11 @@ def test_components_are_shown_where_the_flow_takes_them(digits: Stream) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"boo_objective": "literal"}, "--boo-objective corrective"),
-        ({"boo_weights": "bisection"}, "--boo-weights em"),
-        ({"boo_target": "full"}, "--boo-target current"),
-        ({"boo_lambda": 1.0}, "--boo-lambda 0"),
-        ({"latent_dim": 1}, "--latent-dim is 1; a flow needs at least 2"),
+        ({"boo_objective": "literal"}, "boo_objective='corrective'"),
+        ({"boo_weights": "bisection"}, "boo_weights='em'"),
+        ({"boo_target": "full"}, "boo_target='current'"),
+        ({"boo_lambda": 1.0}, "boo_lambda=0"),
+        ({"latent_dim": 1}, "latent_dim is 1; it must be at least 2 for a flow"),
         ({"method": "boo-flow+multihead"}, "one flow cannot follow"),
     ],
 )

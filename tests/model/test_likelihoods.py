@@ -272,5 +272,5 @@ def test_bins_of_the_logistic_follow_the_range_of_the_pixels() -> None:
 
 
 def test_bernoulli_pixels_beyond_one_are_refused() -> None:
-    with pytest.raises(InputError, match=r"--likelihood bernoulli needs pixels in \[0, 1\].*use normal"):
+    with pytest.raises(InputError, match=r"likelihood bernoulli needs pixels in \[0, 1\].*use normal"):
         make_likelihood("bernoulli", (-1.0, 1.0))

@@ -81,8 +81,8 @@ def test_hidden_layers_are_leaky_rectifiers() -> None:
 @pytest.mark.parametrize(
     "name", ["", "mlp", "mlp:", "mlp:0", "mlp:-3", "mlp:3.5", "mlp:300\n", "MLP:300", "conv", "cnn:3"]
 )
-def test_an_unknown_net_is_refused_by_the_name_of_its_flag(name: str) -> None:
-    with pytest.raises(InputError, match="--net") as caught:
+def test_an_unknown_net_is_refused_by_the_name_of_its_setting(name: str) -> None:
+    with pytest.raises(InputError, match=r"\(net\)") as caught:
         make_nets(name, (28, 28), 40, RANGE)
     assert f"'{name}'" in str(caught.value)
     assert "mlp:300" in str(caught.value)

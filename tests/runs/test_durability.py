@@ -239,7 +239,7 @@ def test_a_run_that_another_process_made_meanwhile_is_not_overwritten(
 def test_killed_before_the_settings_are_written_a_run_begins_anew(
     whole: Path, digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(settings: object) -> str:
+    def die(*of_settings: object) -> str:
         raise Killed
 
     with monkeypatch.context() as patch:

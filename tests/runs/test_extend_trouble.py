@@ -116,15 +116,15 @@ def odd(path: Path, *shape: int, high: float = 1.0) -> str:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], str | None], str | None, str]] = {
-    "another size": (lambda path: odd(path, 28, 28), None, r"--data npz:.*28 x 28.*8 x 8"),
-    "colours": (lambda path: odd(path, 8, 8, 3), None, r"--data npz:.*3 x 8 x 8.*images of 8 x 8"),
-    "flat": (lambda path: odd(path, 64), None, r"--data npz:.*images of 64, .*8 x 8"),
-    "pixels out of range": (lambda path: odd(path, 8, 8, high=255.0), None, r"--data npz:.*outside pixel_range"),
-    "no images": (odd, None, r"--data npz:.*no pixels"),
-    "no file": (lambda path: f"npz:{path / 'none.npz'}", None, r"--data npz:.*no such file"),
-    "no dataset": (lambda path: "digist", None, r"--data digist:.*did you mean 'digits'"),
-    "a name that is taken": (lambda path: None, "1", r"--name 1:.*choose another"),
-    "no name": (lambda path: None, " ", r"--name"),
+    "another size": (lambda path: odd(path, 28, 28), None, r"^data npz:.*28 x 28.*8 x 8"),
+    "colours": (lambda path: odd(path, 8, 8, 3), None, r"^data npz:.*3 x 8 x 8.*images of 8 x 8"),
+    "flat": (lambda path: odd(path, 64), None, r"^data npz:.*images of 64, .*8 x 8"),
+    "pixels out of range": (lambda path: odd(path, 8, 8, high=255.0), None, r"^data npz:.*outside pixel_range"),
+    "no images": (odd, None, r"^data npz:.*no pixels"),
+    "no file": (lambda path: f"npz:{path / 'none.npz'}", None, r"^data npz:.*no such file"),
+    "no dataset": (lambda path: "digist", None, r"^data digist:.*did you mean 'digits'"),
+    "a name that is taken": (lambda path: None, "1", r"^name 1:.*choose another"),
+    "no name": (lambda path: None, " ", r"^name is ' '; use printable"),
 }
 
 
@@ -168,7 +168,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_all_tasks_of_the_dataset_learned(digits: Stream, tmp_path: Path) -> None:
     settings = tiny(class_order=(3, 4), tasks=None)
     run = train(settings, load_stream("digits", limit=24, class_order=(3, 4)), tmp_path / "run", metrics=NLL)
-    with pytest.raises(InputError, match=r"all 2 tasks of digits are learned.*--data"):
+    with pytest.raises(InputError, match=r"all 2 tasks of digits are learned: name the new images with data$"):
         extend(run)
 
 

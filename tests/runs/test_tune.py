@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -13,20 +14,39 @@ import pytest
 import torch
 
 from boovae.cli.main import main
+from boovae.config.resolve import _packaged
 from boovae.data import Stream
 from boovae.errors import InputError
-from boovae.methods import resolve
+from boovae.methods import METHODS, REGISTRY, make_method, resolve
+from boovae.methods.ewc import EWCSettings
 from boovae.metrics.evaluation import log_likelihood_of_tasks
 from boovae.runs import tune
 from boovae.runs.progress import Silent
-from boovae.runs.tune import SEARCHES, Trial, best, edge, search, write_recipe
+from boovae.runs.tune import Trial, best, edge, search, write_recipe
 from boovae.training.trainer import Trainer
 from conftest import Recorder, tiny
 
 CPU = torch.device("cpu")
+SEARCHED = [(name, setting) for name, method in METHODS.items() for setting in method.search]
 
 
-@pytest.mark.parametrize(("part", "setting"), [(part, name) for part, names in SEARCHES.items() for name in names])
+def test_what_is_searched_are_numbers_that_the_method_reads_and_takes() -> None:
+    assert {"boo", "distill", "ewc", "mog", "replay", "si", "vcl"} == {name for name, _ in SEARCHED}
+    for name, setting in SEARCHED:
+        assert setting in {item.name for kind in REGISTRY.sections(name) for item in dataclasses.fields(kind)}
+        for value in METHODS[name].search[setting]:
+            make_method(resolve({"method": name, setting: value}))
+
+
+def test_a_method_is_tuned_by_its_main_strength_unless_another_is_named() -> None:
+    vcl = tiny(method="vcl")
+    assert tune._what(vcl, None, None) == ("vcl_weight", METHODS["vcl"].search["vcl_weight"])
+    assert tune._what(vcl, "vcl_log_variance", None)[1] == METHODS["vcl"].search["vcl_log_variance"]
+    assert tune._what(vcl, "vcl_log_variance", (-3, -4)) == ("vcl_log_variance", (-3.0, -4.0))
+    assert tune._what(tiny(method="boo-flow+distill"), None, None)[0] == "distill_weight"
+
+
+@pytest.mark.parametrize(("part", "setting"), SEARCHED)
 def test_a_candidate_among_others_is_what_it_would_be_alone(part: str, setting: str, digits: Stream) -> None:
     first, second = (-9.0, -4.0) if setting == "vcl_log_variance" else (0.2, 5.0)
     method = f"boo+{part}" if part in ("distill", "replay") else part
@@ -95,12 +115,12 @@ def test_a_recipe_that_cannot_take_the_winner_is_refused_before_training(
 @pytest.mark.parametrize(
     ("method", "setting", "values", "complaint"),
     [
-        ("standard", None, None, "standard has no strength to choose; these have: boo, "),
-        ("standard", "ewc_strength", None, "standard has no strength to choose"),
+        ("standard", None, None, "standard' has no strength to choose; these have: boo, "),
+        ("standard", "ewc_strength", None, "standard' has no strength to choose"),
         ("boo+distill", None, None, "2 strengths"),
         ("ewc", "learning_rate", None, "has no such strength"),
-        ("ewc", "ewc_strength", (-1.0,), "--ewc-strength"),
-        ("boo+multihead", "boo_lambda", (0.0, 1.0), "set --boo-lambda 0"),
+        ("ewc", "ewc_strength", (-1.0,), r"^ewc_strength is -1\.0"),
+        ("boo+multihead", "boo_lambda", (0.0, 1.0), "set boo_lambda=0"),
     ],
 )
 def test_a_search_for_nothing_is_refused_before_training(
@@ -111,9 +131,9 @@ def test_a_search_for_nothing_is_refused_before_training(
 
 
 def test_more_tasks_than_there_are_and_no_seeds_are_refused_before_training(digits: Stream) -> None:
-    with pytest.raises(InputError, match="--tasks is 11"):
+    with pytest.raises(InputError, match=r"^tasks is 11"):
         search(tiny(method="ewc", tasks=11), digits, device=CPU, display=Silent())
-    with pytest.raises(InputError, match="--seeds-each is 0"):
+    with pytest.raises(InputError, match=r"^seeds_each is 0"):
         search(tiny(method="ewc"), digits, seeds=0, device=CPU, display=Silent())
 
 
@@ -155,16 +175,17 @@ def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert tomllib.loads(recipe.read_text()) == {"ewc": {"ewc_strength": winner["value"]}}
 
 
-def test_recipes_set_the_strength_of_a_method_and_of_its_combinations(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "strengths").mkdir()
-    (tmp_path / "strengths" / "mnist.toml").write_text('["ewc"]\newc_strength = 7.0\n["boo+ewc"]\newc_strength = 9.0\n')
-    monkeypatch.setattr("boovae.config.settings.resources.files", lambda package: tmp_path)
-    assert resolve({"dataset": "mnist", "method": "ewc"}).ewc_strength == 7
-    assert resolve({"dataset": "mnist", "method": "multihead+ewc"}).ewc_strength == 7
-    assert resolve({"dataset": "mnist", "method": "boo+ewc"}).ewc_strength == 9
-    assert resolve({"dataset": "mnist", "method": "ewc", "ewc_strength": 1.0}).ewc_strength == 1
+def test_recipes_set_the_strength_of_a_method_and_of_its_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {"ewc": {"ewc_strength": 7.0}, "boo+ewc": {"ewc_strength": 9.0}}
+    monkeypatch.setitem(_packaged("strengths.toml"), "mnist", chosen)
+
+    def strength(**given: Any) -> float:
+        return resolve({"dataset": "mnist", **given}).of(EWCSettings).ewc_strength
+
+    assert strength(method="ewc") == 7
+    assert strength(method="multihead+ewc") == 7
+    assert strength(method="boo+ewc") == 9
+    assert strength(method="ewc", ewc_strength=1.0) == 1
 
 
 @pytest.mark.parametrize(("words", "samples"), [([], 500), (["--samples", "3"], 3)])

@@ -71,7 +71,7 @@ def test_images_that_are_drawn_black_and_white_are_so_after_the_jitter_too() -> 
 
 
 def test_jitter_is_refused_where_pixels_are_to_be_black_and_white() -> None:
-    with pytest.raises(InputError, match="--jitter makes grey pixels"):
+    with pytest.raises(InputError, match="jitter makes grey pixels"):
         Trainer(resolve({"jitter": 0.1}), SHAPE, binarize="threshold")
 
 
@@ -103,7 +103,7 @@ def test_training_draws_mirrored_images_and_scoring_does_not() -> None:
 
 
 def test_mirror_is_refused_where_there_is_no_left_and_right() -> None:
-    with pytest.raises(InputError, match=r"--mirror needs pictures, these have shape \(64,\)"):
+    with pytest.raises(InputError, match=r"mirror needs pictures, these have shape \(64,\)"):
         Trainer(resolve({"mirror": True}), (64,))
 
 
@@ -155,7 +155,7 @@ def test_training_draws_deformed_images_and_scoring_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "binarize", "message"),
-    [((64,), "none", "--deform 0.1 needs pictures"), ((8, 8), "threshold", "use --binarize dynamic")],
+    [((64,), "none", "deform=0.1 needs pictures"), ((8, 8), "threshold", "use binarize='dynamic'")],
 )
 def test_deform_is_refused_where_it_makes_no_sense(shape: tuple[int, ...], binarize: str, message: str) -> None:
     with pytest.raises(InputError, match=message):

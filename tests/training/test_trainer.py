@@ -340,6 +340,6 @@ def test_a_run_keeps_to_the_tasks_and_the_kind_of_images_it_began_with(tmp_path:
     assert train(settings, stream[:2], folder, device="cpu", metrics=("nll",)) == folder  # it is finished
     with pytest.raises(InputError, match="was begun with tasks 0, 1, not 0, 1, 2"):
         train(settings, stream, folder, device="cpu", metrics=("nll",))
-    with pytest.raises(InputError, match="--binarize is dynamic, but the images of digits are none"):
+    with pytest.raises(InputError, match="binarize is dynamic, but the images of digits are none"):
         train(tiny(tasks=None, binarize="dynamic"), stream, tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()

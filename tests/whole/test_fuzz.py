@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import random
 from pathlib import Path
@@ -14,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from boovae.cli import main as cli
-from boovae.config import Settings, to_toml
+from boovae.config import CORE, CORE_NAMES, Settings, to_toml
 from boovae.data import Stream, read_folder, read_idx, read_npz
 from boovae.errors import InputError
-from boovae.methods import from_mapping, resolve
+from boovae.methods import REGISTRY, from_mapping, resolve
 from boovae.training.checkpoint import load_checkpoint
 from hostile_files import _data_files, damaged
 
@@ -81,22 +82,23 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = sorted(Settings.__dataclass_fields__)
+NAMES = sorted({*CORE_NAMES, *REGISTRY.owners(), *CORE, "method_settings", "strengths"})
 
 
 @budget
 @given(values=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=10), ANYTHING, max_size=5))
 def test_any_mapping_is_a_configuration_or_refused(values: dict[str, Any]) -> None:
     with contextlib.suppress(InputError):
-        assert from_mapping(values).epochs >= 1
+        assert from_mapping(values).training.epochs >= 1
 
 
 @budget
 @given(seed=st.integers(0, 2**32))
 def test_a_damaged_configuration_is_read_or_refused(seed: int, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_bytes(damaged(to_toml(Settings()).encode(), random.Random(seed)))
+    content = to_toml(Settings(), REGISTRY.sections(Settings().method))
+    (tmp_path / "run.toml").write_bytes(damaged(content.encode(), random.Random(seed)))
     with contextlib.suppress(InputError):
-        assert resolve({}, tmp_path / "run.toml").replicas >= 1
+        assert resolve({}, tmp_path / "run.toml").training.replicas >= 1
 
 
 SIZES = st.integers(0, 3)
@@ -136,6 +138,7 @@ WORDS = st.sampled_from(
             "--json",
             "--quiet",
             "--help",
+            "--help-all",
             "-h",
             "--n",
             "-1",
@@ -176,7 +179,8 @@ WORDS = st.sampled_from(
 def test_any_words_are_a_command_or_refused(verb: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code: object = 0
     with monkeypatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as errors:
-        patch.setattr(cli, "VERBS", {name: (kind, lambda arguments: None) for name, (kind, _) in cli.VERBS.items()})
+        quiet = {name: dataclasses.replace(verb, run=lambda *arguments: None) for name, verb in cli.VERBS.items()}
+        patch.setattr(cli, "VERBS", quiet)
         with contextlib.redirect_stdout(io.StringIO()):
             try:
                 cli.main([verb, *words])

@@ -32,7 +32,7 @@ print("learned", trainer.tasks_done)
 """
 
 
-def test_training_needs_torch_numpy_rich_and_safetensors_alone() -> None:
+def test_training_needs_torch_numpy_rich_safetensors_msgspec_and_tomli_w_alone() -> None:
     done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.strip() == "learned 2", done.stderr
 

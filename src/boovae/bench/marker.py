@@ -15,15 +15,15 @@ from boovae.report.outputs import prepared
 NAME = "bench.json"
 
 
-def open_folder(folder: Path, flag: str, kind: str) -> None:
+def open_folder(folder: Path, argument: str, kind: str) -> None:
     """Make a folder for a bench to write to; refuse one of another version or for something else."""
-    check_folder(folder, flag, kind)
-    prepared(folder, flag)
+    check_folder(folder, argument, kind)
+    prepared(folder, argument)
     if not (folder / NAME).exists():
         write_file(folder / NAME, json.dumps(_mine(kind)).encode())
 
 
-def check_folder(folder: Path, flag: str, kind: str) -> None:
+def check_folder(folder: Path, argument: str, kind: str) -> None:
     """Refuse a folder of another version or for something else; nothing is written, and it need not be there."""
     marker, mine = folder / NAME, _mine(kind)
     if not marker.exists():
@@ -39,7 +39,7 @@ def check_folder(folder: Path, flag: str, kind: str) -> None:
     ]
     if different:
         raise InputError(
-            f"{folder} ({flag}) was written by another version or another bench ({'; '.join(different)}): "
+            f"{folder} ({{{argument}}}) was written by another version or another bench ({'; '.join(different)}): "
             "choose another folder, or remove this one"
         )
 

@@ -74,8 +74,8 @@ def bench(arguments: BenchOptions, command: str) -> Outcome:
         _check_finished(request, cells)
     else:
         _check_places(arguments, request.datasets)
-        open_folder(request.cells, "--out", "cells")
-    open_folder(request.results, "--results", request.study)
+        open_folder(request.cells, "out", "cells")
+    open_folder(request.results, "results", request.study)
     _check_features(request, cells)
     failed: dict[str, str] = {}
     if not arguments.only_tables:
@@ -118,7 +118,7 @@ def _request(arguments: BenchOptions, study: Study, command: str) -> Request:
 
 def _check_finished(request: Request, cells: Sequence[Cell]) -> None:
     """Refuse to make tables of nothing; the folder of the cells is only read, it may be somebody else's."""
-    check_folder(request.cells, "--out", "cells")
+    check_folder(request.cells, "out", "cells")
     if len(_missing(request, cells)) == len(cells):
         raise InputError(
             f"none of the {len(cells)} cells of this bench is finished in {request.cells} ({{out}}): "

@@ -291,18 +291,7 @@ class Minorisation:
 
     def codes(self, replicas: Replicas, task: TaskImages, key: Key) -> tuple[Tensor, DiagonalNormal, Tensor]:
         """Return a random subset of the images (R, n, D), their posteriors and one sample of each (R, n, L)."""
-        generators = Generators(replicas.seeds, replicas.device)
-        available = task.train.shape[-2]
-        chosen = generators.order(available, *key)[:, : max(SUBSET, self.count)]
-        images = (
-            task.train[chosen]
-            if task.train.dim() == 2
-            else torch.stack([own[index] for own, index in zip(task.train, chosen, strict=True)])
-        )
-        noise = generators.draw(Draw("normal", (images.shape[1], self.latent_dim)), *key, "codes")
-        with torch.no_grad():
-            posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
-        return images, posterior, posterior.rsample(noise)
+        return codes_of(replicas, task.train, self.count, key)
 
     @torch.no_grad()
     def encoded(self, replicas: Replicas, inputs: Tensor) -> DiagonalNormal:
@@ -324,6 +313,21 @@ class Minorisation:
         noise = generators.draw(Draw("normal", (count, pixels)), *key, "start")
         centre = images.mean(1, keepdim=True) if self.own.boo_start == "mean" else 0.5 * (low + high)
         return (centre + NOISE_START * (high - low) * noise).clamp(low, high), even
+
+
+def codes_of(replicas: Replicas, train: Tensor, least: int, key: Key) -> tuple[Tensor, DiagonalNormal, Tensor]:
+    """Return a random subset of images (N, D) or (R, N, D), SUBSET of them or `least`, their posteriors and samples."""
+    generators = Generators(replicas.seeds, replicas.device)
+    chosen = generators.order(train.shape[-2], *key)[:, : max(SUBSET, least)]
+    images = (
+        train[chosen]
+        if train.dim() == 2
+        else torch.stack([own[index] for own, index in zip(train, chosen, strict=True)])
+    )
+    with torch.no_grad():
+        posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
+    noise = generators.draw(Draw("normal", tuple(posterior.mean.shape[1:])), *key, "codes")
+    return images, posterior, posterior.rsample(noise)
 
 
 def _sound(learned: Tensor, start: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -184,12 +184,11 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(ToyOptions):
     """Boosting on twelve Gaussians and on a ring: the literal objective runs away, three safeguards hold it."""
 
     out: Path = Path("toy")
     """Folder for toy.png and toy.csv."""
-    options: ToyOptions = field(default_factory=ToyOptions)
     device: Device = "auto"
     """Where to compute."""
     json: bool = False
@@ -212,13 +211,12 @@ class LatentMap(Configured):
 
 
 @dataclass(frozen=True)
-class Replay(Configured):
+class Replay(Configured, ReplayOptions):
     """Teach a classifier tasks one after another while generators stand in for the old images."""
 
     own_defaults: ClassVar = {"classes_per_task": 2}
     out: Path = Path("replay")
     """Folder for replay.png and replay.csv, and for what is kept of the curves: the same command goes on from there."""
-    options: ReplayOptions = field(default_factory=ReplayOptions)
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the training step (torch.compile): faster steps after some ten seconds."""
     quiet: bool = False

@@ -181,7 +181,7 @@ def sample(arguments: Sample) -> None:
     run, trainer = load_trainer(arguments.run, arguments.device)
     with run:
         if arguments.n < 1:
-            raise InputError(f"--n is {arguments.n}; it must be at least 1")
+            raise InputError(f"{{n}} is {arguments.n}; it must be at least 1")
         task = _chosen(run, trainer, arguments.task, arguments.replica)
         save_samples(trainer, arguments.out, task, arguments.n, arguments.replica, arguments.seed)
     print(arguments.out)
@@ -321,7 +321,7 @@ def toy(arguments: Toy) -> None:
     """Boost on densities that can be seen."""
     from boovae.experiments.toy import run
 
-    rows = run(arguments.out, arguments.options, device=arguments.device, command=command_line())
+    rows = run(arguments.out, arguments, device=arguments.device, command=command_line())
     if arguments.json:
         print(json.dumps(rows))
         return
@@ -359,7 +359,7 @@ def replay(arguments: Replay, settings: Settings) -> None:
     rows = run(
         settings,
         arguments.out,
-        arguments.options,
+        arguments,
         data_dir=arguments.data_dir,
         device=arguments.device,
         compile=arguments.compile,

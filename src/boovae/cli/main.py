@@ -15,7 +15,8 @@ import tyro
 import boovae
 from boovae.cli import arguments as kinds
 from boovae.cli import commands
-from boovae.config import CORE, Section, Settings
+from boovae.config import CORE, CORE_NAMES, Section, Settings
+from boovae.config.resolve import chosen, read_settings
 from boovae.config.section import hints
 from boovae.errors import BoovaeError, InputError, RunError, as_flag, unknown_name
 
@@ -88,12 +89,11 @@ def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
     if name == "tune" and words and not words[0].startswith("-"):
         words = ["--method", *words]  # boovae tune METHOD
     if not verb.settings:
-        return (tyro.cli(_flat_names(verb.kind), prog=f"boovae {name}", args=words),)
+        found = tyro.cli(_flat_names(_unchecked(verb.kind, hide=False)), prog=f"boovae {name}", args=words)
+        return (verb.kind(**_values(found)),)
     first = _first_look(words)
-    helped = first.help or first.help_all
-    if helped and first.method is None and not first.help_all:  # without the methods, which import torch
-        return _asked(name, verb.kind, ["--help"], Settings(), [], hide=True)
-    from boovae.config.resolve import read_settings
+    if first.help and not (first.method or first.config or first.help_all):
+        return _asked(name, verb.kind, ["--help"], _defaults(verb.kind, first), [], hide=True)
     from boovae.methods import REGISTRY, from_mapping, resolve
 
     given = {"dataset": first.dataset, "method": first.method}
@@ -103,14 +103,18 @@ def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
     sections = list(REGISTRY.sections(settings.method))
     _refuse_other_flags(words, settings, sections)
     if first.help_all:
-        words = ["--help"]
-        sections = list(
-            dict.fromkeys(
-                kind for method in sorted(set(REGISTRY.owners().values())) for kind in REGISTRY.sections(method)
-            )
-        )
-    arguments, flat = _asked(name, verb.kind, words, settings, sections, hide=helped and not first.help_all)
+        words, sections = ["--help"], REGISTRY.all_sections()
+    arguments, flat = _asked(name, verb.kind, words, settings, sections, hide=first.help and not first.help_all)
     return arguments, from_mapping(flat)
+
+
+def _defaults(kind: Any, first: argparse.Namespace) -> Settings:
+    """Return the core's settings as far as they are known without the methods, which import torch."""
+    usual = chosen(first.dataset or Settings().data.dataset, Settings.method, first.preset)
+    values = {**usual, **kind.own_defaults, "dataset": first.dataset}
+    return Settings().changed(
+        **{name: value for name, value in values.items() if name in CORE_NAMES and value is not None}
+    )
 
 
 def _first_look(words: list[str]) -> argparse.Namespace:
@@ -151,20 +155,24 @@ def _asked(
     name: str, kind: Any, words: list[str], settings: Settings, sections: Sequence[type[Section]], *, hide: bool
 ) -> tuple[Any, dict[str, Any]]:
     """Return a command's own arguments, and all settings by name, from its words; `settings` are the defaults."""
-    parts: dict[str, tuple[Any, Any]] = {"output": (kind, kind())}
-    parts |= {section: (of, getattr(settings, section)) for section, of in CORE.items()}
-    parts |= {of.__name__.removesuffix("Settings").lower(): (of, settings.of(of)) for of in sections}
+    parts: dict[str, tuple[Any, Any]] = {section: (of, getattr(settings, section)) for section, of in CORE.items()}
+    for of in sections:
+        title = of.__name__.removesuffix("Settings").lower()
+        while title in (*parts, "method", "output"):  # methods from outside choose their names freely
+            title += "_"
+        parts[title] = (of, settings.of(of))
+    parts["output"] = (kind, kind())
     columns: list[Any] = [("method", Annotated[str, _METHOD], settings.method)]
     for part, (of, default) in parts.items():
         shown = _unchecked(of, hide=hide)
         columns.append((part, shown, field(default=shown(**_values(default)))))
     whole = make_dataclass(kind.__name__, columns, frozen=True)
-    whole.__doc__ = kind.__doc__
+    whole.__doc__ = kind.__doc__ + (_MORE.format(name) if hide else "")
     found: Any = tyro.cli(_flat_names(whole), prog=f"boovae {name}", args=words)
     flat = {"method": found.method}
     for part in parts.keys() - {"output"}:
         flat |= asdict(getattr(found, part))
-    return found.output, flat
+    return kind(**_values(found.output)), flat
 
 
 def _flat_names(kind: Any) -> Any:
@@ -172,6 +180,7 @@ def _flat_names(kind: Any) -> Any:
     return Annotated[kind, tyro.conf.OmitArgPrefixes]
 
 
+_MORE = "\n`boovae {0} --method NAME --help` adds the settings of a method, `boovae {0} --help-all` shows all."
 _METHOD = tyro.conf.arg(help="Continual-learning method; a+b combines two (see `boovae methods`).")
 
 
@@ -188,7 +197,8 @@ def _unchecked(kind: Any, *, hide: bool) -> Any:
     ]
     nothing = {"__post_init__": lambda self: None}
     made = make_dataclass(kind.__name__, hidden, bases=(kind,), namespace=nothing, frozen=True)
-    made.__doc__ = kind.__doc__ if issubclass(kind, Section) else "What is measured and written, and where it computes."
+    command = issubclass(kind, kinds.Configured)
+    made.__doc__ = "What is measured and written, and where it computes." if command else kind.__doc__
     return made
 
 

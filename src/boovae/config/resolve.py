@@ -12,9 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from boovae.config.section import Section
+from boovae.config.section import Section, checked
 from boovae.config.settings import CORE, CORE_NAMES, Settings
-from boovae.errors import InputError, unknown_name
+from boovae.errors import InputError, SettingError, unknown_name
 from boovae.files import TEXT_BYTES, read_file
 
 
@@ -44,13 +44,11 @@ def resolve(
     named = {name: value for name, value in given.items() if value is not None}
     shared = {**(read_settings(file) if file else {}), **(common or {})}
     dataset, method = (
-        str(named.get(name, shared.get(name, usual)))
+        checked(name, named.get(name, shared.get(name, usual)), str)
         for name, usual in (("dataset", Settings().data.dataset), ("method", Settings.method))
     )
     refuse_foreign(named, method, parts)
-    layers = (recipe(dataset), strengths(dataset, method), _preset(preset, dataset), shared, named)
-    values = {name: value for layer in layers for name, value in layer.items()}
-    return from_mapping(values, parts=parts)
+    return from_mapping({**chosen(dataset, method, preset), **shared, **named}, parts=parts)
 
 
 def from_mapping(values: Mapping[str, Any], *, parts: Parts) -> Settings:
@@ -90,10 +88,18 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and name in (*CORE, "method_settings"):
             flat |= value
         elif name == "strengths":
-            flat |= {text.partition("=")[0]: float(text.partition("=")[2]) for text in value}
+            flat |= _numbers(value)
         else:
-            flat[name] = value
+            flat[str(name)] = value
     return flat
+
+
+def _numbers(texts: Any) -> dict[str, float]:
+    """Return what NAME=VALUE texts say."""
+    try:
+        return {name: float(value) for name, _, value in (text.partition("=") for text in texts)}
+    except (AttributeError, TypeError, ValueError):
+        raise SettingError("strengths", texts, "a list of texts, each NAME=NUMBER") from None
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -118,6 +124,11 @@ def read_toml(path: Path, argument: str = "config") -> dict[str, Any]:
 def _packaged(name: str) -> dict[str, Any]:
     """Return a TOML file of this package."""
     return tomllib.loads(resources.files("boovae.config").joinpath(name).read_text(encoding="utf-8"))
+
+
+def chosen(dataset: str, method: str, preset: str | None = None) -> dict[str, Any]:
+    """Return what holds for a dataset and a method where the user says nothing else."""
+    return {**recipe(dataset), **strengths(dataset, method), **_preset(preset, dataset)}
 
 
 def recipe(dataset: str) -> dict[str, Any]:

@@ -7,23 +7,19 @@ Names are unique over all sections, so a flag, a line of TOML and a keyword can 
 from __future__ import annotations
 
 import functools
-import sys
+import math
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import msgspec
 from msgspec import Meta, inspect
 
-from boovae.errors import SettingError, unknown_name
+from boovae.errors import InputError, SettingError, unknown_name
 
-#: The largest finite number; NaN is refused by any limit.
-_LARGEST = sys.float_info.max
-
-AtLeastOne = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-WholeNumber = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Finite = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
-NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST)]
-Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
+AtLeastOne = Annotated[int, Meta(ge=1)]
+WholeNumber = Annotated[int, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -60,10 +56,14 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def checked(name: str, value: Any, hint: Any) -> Any:
     """Return the value as its type; TOML has lists where we have tuples, and NumPy its own numbers."""
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if isinstance(value, str) and not value.isprintable():
-        raise SettingError(name, value, "a name or path of printable characters")
+    value = _plain(value)
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, int) and abs(item) >= 2**63:
+            raise InputError(f"{{{name}}} is too large; it must fit into 64 bits")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise SettingError(name, value, "finite")
+        if isinstance(item, str) and not item.isprintable():
+            raise SettingError(name, value, "a name or path of printable characters")
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError:
@@ -73,17 +73,26 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         raise SettingError(name, value, wanted(found)) from None
 
 
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers and arrays, also those within a list, as Python's."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
+
+
 def wanted(found: inspect.Type) -> str:
     """Say in words what a type takes.
 
     >>> wanted(inspect.type_info(AtLeastOne)), wanted(inspect.type_info(Share))
     ('a whole number of at least 1', 'a number of at least 0 and under 1')
+    >>> wanted(inspect.type_info(AtLeastOne | None))
+    'a whole number of at least 1, or leave it out'
     """
     match found:
         case inspect.UnionType(types=types):
-            return " or ".join(wanted(each) for each in types)
+            return ", or ".join(wanted(each) for each in types)
         case inspect.NoneType():
-            return "left out"
+            return "leave it out"
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType():
@@ -91,7 +100,7 @@ def wanted(found: inspect.Type) -> str:
         case inspect.FloatType():
             return f"a number{_limits(found)}"
         case inspect.VarTupleType(item_type=item):
-            return f"a list, each {wanted(item)}"
+            return f"a list of values, each {wanted(item)}"
         case inspect.TupleType(item_types=items):
             return f"{len(items)} numbers"
         case inspect.LiteralType(values=values):
@@ -100,7 +109,7 @@ def wanted(found: inspect.Type) -> str:
 
 
 def _limits(found: inspect.IntType | inspect.FloatType) -> str:
-    """Write limits in words; those of finite numbers go without saying."""
+    """Write limits in words."""
     words = (("of at least", found.ge), ("above", found.gt), ("at most", found.le), ("under", found.lt))
-    named = [f"{word} {limit:g}" for word, limit in words if limit is not None and abs(limit) < 2**62]
+    named = [f"{word} {limit:g}" for word, limit in words if limit is not None]
     return f" {' and '.join(named)}" if named else ""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import tomli_w
 
-from boovae.config.section import AtLeastOne, Finite, NotNegative, Positive, Section, Share, WholeNumber, checked
+from boovae.config.section import AtLeastOne, NotNegative, Positive, Section, Share, WholeNumber, checked
 from boovae.errors import SettingError
 
 #: Tasks of few images get no smaller batches than this, except by `batch_size`.
@@ -63,7 +63,7 @@ class ModelSettings(Section):
     """Dimension of the latent space."""
     likelihood: Literal["bernoulli", "normal", "logistic", "l1"] = "bernoulli"
     """Likelihood of the pixels."""
-    log_variance_range: tuple[Finite, Finite] = (-6.0, 2.0)
+    log_variance_range: tuple[float, float] = (-6.0, 2.0)
     """Limits of the encoder's log-variance."""
     prior: Literal["normal", "vamp"] = "normal"
     """Prior of methods that bring none of their own: N(0, I), or a VampPrior of learned images."""

@@ -85,7 +85,7 @@ def _missing(
         f"dataset '{dataset}': {file.name} is not on this disk and could not be downloaded",
         *(f"  {reason}" for reason in reasons),
         f"Put it at {place}",
-        f"or name the folder that holds {dataset}/{file.name} with --data-dir or {DATA_VARIABLE}.",
+        f"or name the folder that holds {dataset}/{file.name} with {{data_dir}} or {DATA_VARIABLE}.",
     ]
     return InputError("\n".join([*lines, remedy] if remedy else lines))
 

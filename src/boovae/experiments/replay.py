@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -120,7 +120,7 @@ class Experiment:
             "curve": curve.name,
             "seeds": self.settings.training.seeds,
             "generator": curve.generator and curve.generator.flat(),
-            "classifier": [value for name, value in asdict(self.options).items() if name != "curve"],
+            "classifier": [getattr(self.options, item.name) for item in fields(ReplayOptions) if item.name != "curve"],
             "data": (self.tasks.split_record, self.groups),
         }
 

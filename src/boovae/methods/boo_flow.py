@@ -71,6 +71,7 @@ class BooFlow(Boo):
     name = "boo-flow"
     summary = "the boosted prior behind a flow that learns with the networks and is held at old components"
     sections = (*Boo.sections, FlowSettings)
+    search = MappingProxyType({})  # the paper's penalties are not for it
     strength_name = "boo_lambda"
     minorises = FlowMinorisation
     clashes = MappingProxyType({"multihead": "one flow cannot follow an encoder of its own for each task"})

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting.fit import Minorisation
+from boovae.boosting.fit import codes_of
 from boovae.boosting.penalties import Penalties, PenaltySettings
 from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
@@ -72,11 +72,8 @@ class MoG(MixtureMethod):
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a prior with room for the tasks seen."""
-        settings = self.settings
-        self.minorisation = Minorisation(settings, pixel_range)
-        return FreeMixture(
-            self.tasks_seen, settings.model.components, pixels, settings.model.latent_dim, elbo=self.mixture.boo_elbo
-        )
+        sizes = self.tasks_seen, self.settings.model.components, pixels, self.settings.model.latent_dim
+        return FreeMixture(*sizes, elbo=self.mixture.boo_elbo)
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Place the task's Gaussians at random, or fit them to the codes."""
@@ -112,8 +109,8 @@ class MoG(MixtureMethod):
 
     def _place(self, replicas: Replicas, task: TaskImages) -> None:
         """Put the means at random codes of the task."""
-        z = self.minorisation.codes(replicas, task, ("mog", task.index, "place"))[2]
         count = self.settings.model.components
+        z = codes_of(replicas, task.train, count, ("mog", task.index, "place"))[2]
         copies = z.repeat(1, -(-count // z.shape[1]), 1)  # a task may have fewer images than components
         replicas.parameters["prior.live_mean"].copy_(copies[:, :count])
         spread = z.var(1, correction=min(1, z.shape[1] - 1), keepdim=True).clamp(min=LEAST_VARIANCE).log()
@@ -121,7 +118,7 @@ class MoG(MixtureMethod):
 
     def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
         """Fit weights, means and variances to samples of the aggregated posterior by EM."""
-        z = self.minorisation.codes(replicas, task, ("mog", task.index, epoch))[2]
+        z = codes_of(replicas, task.train, self.settings.model.components, ("mog", task.index, epoch))[2]
         parameters, buffers = replicas.parameters, replicas.buffers
         start = DiagonalMixture(
             buffers["prior.live_log_weights"], parameters["prior.live_mean"], parameters["prior.live_log_variance"]

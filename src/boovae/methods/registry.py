@@ -89,6 +89,8 @@ def _check_sections(method: type[Method]) -> None:
             if item.name in taken:
                 raise InputError(f"{kind.__name__} has '{item.name}', {taken[item.name]}; choose another name")
         kind()  # its defaults keep to its own limits
+        for name, value in ((item.name, value) for item in fields(kind) for value in method.search.get(item.name, ())):
+            kind(**{name: float(value)})  # and so does what `tune` tries, which are numbers
     own = {item.name for kind in method.sections for item in fields(kind)}
     for name in method.search.keys() - own:
         raise unknown_name(f"setting in {method.__name__}.search", name, own or ["none"])

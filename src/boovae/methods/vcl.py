@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from boovae.config import Settings
-from boovae.config.section import Finite, NotNegative, Section
+from boovae.config.section import NotNegative, Section
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
 from boovae.model.bayesian import gaussians, make_bayesian, noisy, recorded_shapes
@@ -39,7 +39,7 @@ class VCLSettings(Section):
 
     vcl_weight: NotNegative = 1.0
     """Weight of the divergence to the previous posterior, times 1 / (images of the task)."""
-    vcl_log_variance: Finite = -9.0
+    vcl_log_variance: float = -9.0
     """Log-variance of the weights at the start of the first task."""
 
 

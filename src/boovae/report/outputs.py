@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RESOLUTION = 100
 
 
-def prepared(folder: Path, flag: str = "--out") -> Path:
+def prepared(folder: Path, argument: str = "out") -> Path:
     """Return the folder, made if it was not there; refuse one that cannot be written before any work is done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,9 @@ def prepared(folder: Path, flag: str = "--out") -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise InputError(f"cannot write to {folder} ({flag}): {error.strerror}; choose another folder") from error
+        raise InputError(
+            f"cannot write to {folder} ({{{argument}}}): {error.strerror}; choose another folder"
+        ) from error
     return folder
 
 

@@ -108,7 +108,7 @@ def read_recipe(path: Path | None) -> dict[str, dict[str, Any]]:
     """Return the sections of a recipe file, settings by method; none where there is no file yet."""
     if path is None or not path.exists():
         return {}
-    sections: dict[str, dict[str, Any]] = read_toml(path, "--recipe")
+    sections: dict[str, dict[str, Any]] = read_toml(path, "recipe")
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise InputError(

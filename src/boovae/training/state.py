@@ -17,7 +17,7 @@ from boovae.errors import InputError
 
 #: A longer list of finished tasks is a broken file, and would ask for a huge prior.
 MOST_TASKS = 10_000
-REMEDY = "start anew in another folder (--out)"
+REMEDY = "start anew in another folder ({out})"
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
