@@ -170,7 +170,7 @@ def test_no_space_left_stops_the_bench_with_finished_cells_intact(
 
     def fill(job: Job) -> None:
         if job["label"] == "ewc":
-            monkeypatch.setattr("boovae.runs.folder.save_checkpoint", full)
+            monkeypatch.setattr("boovae.runs.run.save_checkpoint", full)
 
     executor = Inline(fill)
     with pytest.raises(RunError, match=r"No space left.*finished cells.*are intact"):

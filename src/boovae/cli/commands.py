@@ -232,27 +232,31 @@ def export(arguments: Export) -> None:
 def report(arguments: Report) -> None:
     """Write the page."""
     from boovae.report import write_csv
-    from boovae.runs.folder import RunFolder
     from boovae.runs.record import read_record
 
     if not arguments.runs:
         raise InputError("name at least one run folder: boovae report RUN")
     if arguments.csv is not None and len(arguments.runs) > 1:
         raise InputError("{csv} takes the numbers of one run; name one run folder")
-    if arguments.out is None and len(arguments.runs) > 1:
-        raise InputError("several runs need a file to write to: {out=compare.html}")
     records = [read_record(folder) for folder in arguments.runs]
-    print(write_page(records, arguments.out or RunFolder(arguments.runs[0]).report))
+    print(write_page(records, arguments.runs, arguments.out))
     if arguments.csv is not None:
         print(write_csv(records[0], arguments.csv))
 
 
-def write_page(records: Sequence[RunRecord], out: Path) -> Path:
-    """Write the page about one run or several, with what to know before reading them and the paper's numbers."""
+def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page about one run or several, with what to know before reading them and the paper's numbers.
+
+    That of one run goes into its folder unless `out` says otherwise.
+    """
     from boovae.bench.published import for_reports
     from boovae.report import write_report
+    from boovae.runs.folder import RunFolder
     from boovae.runs.warnings import find_warnings
 
+    if out is None and len(folders) > 1:
+        raise InputError("several runs need a file to write to: {out=compare.html}")
+    out = out or RunFolder(folders[0]).report
     warnings = [[warning.text for warning in find_warnings(record)] for record in records]
     return write_report(records, out, warnings=warnings, published=for_reports())
 
@@ -413,10 +417,8 @@ def _conclude(folder: Path, arguments: Train | Extend) -> None:
 
 
 def _report(folder: Path, record: RunRecord, *, quiet: bool) -> None:
-    from boovae.runs.folder import RunFolder
-
     try:
-        said = f"report: {write_page([record], RunFolder(folder).report)}"
+        said = f"report: {write_page([record], [folder])}"
     except ModuleNotFoundError as error:  # the run is whole; a machine that trains may lack what pages are made with
         quiet, said = False, f"no report: {error.name} is not installed here; elsewhere: boovae report {folder}"
     if not quiet:

@@ -16,7 +16,7 @@ from boovae.metrics.posterior import PosteriorHealth
 # In the order in which they are measured and shown: forgetting compares the NLL that was just measured.
 METRICS |= {
     kind.name: kind()
-    for kind in (NegativeLogLikelihood, SpreadOverClasses, FeatureDistances, ChangeOfNLL, PosteriorHealth, Cost)
+    for kind in (NegativeLogLikelihood, SpreadOverClasses, ChangeOfNLL, FeatureDistances, PosteriorHealth, Cost)
 }
 
 __all__ = ["METRICS", "Context", "Evaluation", "Metric", "Number", "register"]

@@ -40,7 +40,8 @@ class ChangeOfNLL(Metric):
         alike = {past.learned: past.nll for past in context.history if past.nll and past.nll.samples == last.samples}
         history = [alike.get(seen) for seen in range(1, len(context.tasks))] + [last]
         sizes = [1] * len(history) if trainer.method.equal_masses else trainer.sizes
-        return forgetting(history, sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
+        found = forgetting(history, sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
+        return Forgetting(rounded(found.own), rounded(found.pooled), rounded(found.dilution))
 
     def numbers(self, section: Forgetting) -> Iterator[Number]:
         """Yield the change under each task's own part; what was only just learned cannot have been forgotten."""
@@ -87,8 +88,8 @@ def forgetting(history: Sequence[NLL | None], sizes: Sequence[int], *, shared_ma
         last: Floats = getattr(now, key)
         missing = np.full(last.shape[1], np.nan)
         learned = [missing if past is None else getattr(past, key)[task] for task, past in enumerate(history)]
-        return rounded(last - np.array(learned))
+        return last - np.array(learned)
 
     total = list(accumulate(sizes))
     dilution = [math.log(total[-1] / n) if shared_mass else 0.0 for n in total]
-    return Forgetting(change("own"), change("per_task"), rounded(dilution))
+    return Forgetting(change("own"), change("per_task"), np.array(dilution))

@@ -80,7 +80,7 @@ def fitted(record: Record, sizes: Mapping[str, int], path: str = "") -> Record:
         elif value is not None:
             known = [found if size < 0 else size for found, size in zip(value.shape, shape, strict=False)]
             if value.ndim != len(shape) or value.shape != tuple(known):
-                raise ValueError(f"'{path}{name}' has shape {value.shape}, expected {shape}")
+                raise ValueError(f"'{path}{name}' has shape {value.shape}, expected {tuple(known)}")
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, msgspec.Struct):
@@ -139,5 +139,5 @@ def _said(problem: str) -> str:
     wanted = re.match(r"Expected `(\w+)( \| null)?`(.*)", text)
     if wanted and wanted[1] in WANTED:
         rest = wanted[3].replace("`", "")
-        return f"'{path}' must be {WANTED[wanted[1]]}{rest}"
+        return f"{path and repr(path)} must be {WANTED[wanted[1]]}{rest}".lstrip()
     return f"'{path}' {text}" if path else text

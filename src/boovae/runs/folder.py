@@ -208,7 +208,7 @@ def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) 
         return read_evaluation(event, where, replicas)
 
     def sizes(found: msgspec.Struct) -> Mapping[str, int]:
-        count = len(found.sizes) if isinstance(found, ComponentsLearned) and found.sizes is not None else -1
+        count = found.sizes.size if isinstance(found, ComponentsLearned) and found.sizes is not None else -1
         return {"replicas": replicas, "sizes": count}
 
     found = decode(event, kind, where, sizes)
@@ -229,12 +229,13 @@ def _bytes(path: Path) -> bytes:
     try:
         return read_file(path, LOG_BYTES)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+        raise InputError(f"cannot read {path}: {error.strerror}; check its permissions, or copy the whole run folder") from error
 
 
 def _parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    content = _bytes(path)
     try:
-        tree = parse(_bytes(path).decode("utf-8"))
+        tree = parse(content.decode("utf-8"))
         if not isinstance(tree, dict):
             raise ValueError("not a table of settings")
     except (ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from boovae.config.resolve import flattened
 from boovae.errors import InputError
 from boovae.metrics.evaluation import Evaluation
 from boovae.report.record import (
@@ -31,7 +32,7 @@ def read_record(path: Path) -> RunRecord:
     """Read a run folder; InputError names the file and the remedy where that is impossible."""
     folder, notes = RunFolder(Path(path)), list[str]()
     folder.require()
-    config = {name.rpartition(".")[2]: text for name, text in flatten(folder.read_config()).items()}
+    config = flatten(flattened(folder.read_config()))
     found = record_of_log(folder, folder.read_log(notes), config)
     if found.head.format > LOG_FORMAT:
         newer = f"The run was written in format {found.head.format}; this page knows format {LOG_FORMAT}"
