@@ -12,7 +12,6 @@ import msgspec
 
 from boovae.errors import InputError
 from boovae.metrics.typed import (
-    MISSING,
     MOST_TASKS,
     REMEDY,
     Count,
@@ -20,6 +19,7 @@ from boovae.metrics.typed import (
     PerReplica,
     PerTask,
     TaskIndex,
+    absent,
     axes,
     decode,
     encode,
@@ -30,9 +30,9 @@ class NLL(msgspec.Struct, frozen=True, eq=False):
     """Negative log-likelihood of test images, in nats."""
 
     pooled: PerReplica
-    per_task: PerTask = MISSING
-    own: PerTask = MISSING  # under the task's own part of the prior
-    effective_samples: PerTask = MISSING
+    per_task: PerTask = absent()
+    own: PerTask = absent()  # under the task's own part of the prior
+    effective_samples: PerTask = absent()
     samples: Count | None = None
 
 
@@ -40,17 +40,17 @@ class Forgetting(msgspec.Struct, frozen=True, eq=False):
     """Change of the NLL since a task was learned."""
 
     own: PerTask
-    pooled: PerTask = MISSING
-    dilution: Annotated[Floats, axes("seen")] = MISSING
+    pooled: PerTask = absent()
+    dilution: Annotated[Floats, axes("seen")] = absent()
 
 
 class Diversity(msgspec.Struct, frozen=True, eq=False):
     """How evenly samples spread over the classes seen."""
 
     table: PerReplica
-    uniform: PerReplica = MISSING
-    bernoulli: PerReplica = MISSING
-    proportions: Annotated[Floats, axes("replicas", "classes")] = MISSING
+    uniform: PerReplica = absent()
+    bernoulli: PerReplica = absent()
+    proportions: Annotated[Floats, axes("replicas", "classes")] = absent()
     classes: list[int] = []
     samples: Count | None = None
 
@@ -71,7 +71,7 @@ class Distances(msgspec.Struct, frozen=True, eq=False):
 class Frechet(msgspec.Struct, frozen=True, eq=False):
     """Distances by network; `pooled` is the first network's Fréchet distance."""
 
-    pooled: PerReplica = MISSING
+    pooled: PerReplica = absent()
     features: str = "classifier"
     sets: dict[str, Distances] = {}
 
@@ -86,8 +86,8 @@ class ClassifierUsed(msgspec.Struct, frozen=True):
 class Posterior(msgspec.Struct, frozen=True, eq=False):
     """How the encoder's posteriors fare."""
 
-    active_units: PerTask = MISSING
-    at_upper_limit: PerTask = MISSING
+    active_units: PerTask = absent()
+    at_upper_limit: PerTask = absent()
 
 
 class Ledger(msgspec.Struct, frozen=True):

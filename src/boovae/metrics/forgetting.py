@@ -88,7 +88,8 @@ def forgetting(history: Sequence[NLL | None], sizes: Sequence[int], *, shared_ma
         last: Floats = getattr(now, key)
         missing = np.full(last.shape[1], np.nan)
         learned = [missing if past is None else getattr(past, key)[task] for task, past in enumerate(history)]
-        return last - np.array(learned)
+        changed: Floats = last - np.array(learned)
+        return changed
 
     total = list(accumulate(sizes))
     dilution = [math.log(total[-1] / n) if shared_mass else 0.0 for n in total]

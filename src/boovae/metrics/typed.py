@@ -34,6 +34,11 @@ WANTED = {
 }
 
 
+def absent() -> Any:
+    """Return the default of an array that a log may lack."""
+    return msgspec.field(default_factory=lambda: MISSING)
+
+
 def axes(*names: str) -> msgspec.Meta:
     """Return what an array's annotation says of its shape: axes named here, sizes known when it is read."""
     schema: dict[str, Any] = {"type": ["number", "null"]}

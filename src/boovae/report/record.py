@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from boovae.metrics.evaluation import Evaluation
-from boovae.metrics.typed import MISSING, Count, Floats, PerReplica, TaskIndex, axes
+from boovae.metrics.typed import Count, Floats, PerReplica, TaskIndex, absent, axes
 
 #: Pixels of one image; more are a broken file.
 MOST_PIXELS = 10**8
@@ -71,8 +71,8 @@ class TaskStart(msgspec.Struct, frozen=True, tag="task_start", tag_field="event"
 class Terms(msgspec.Struct, frozen=True, eq=False):
     """Terms of the loss."""
 
-    loss: PerReplica = MISSING
-    kl: PerReplica = MISSING
+    loss: PerReplica = absent()
+    kl: PerReplica = absent()
 
 
 class Epoch(msgspec.Struct, frozen=True, eq=False, tag="epoch", tag_field="event"):
@@ -82,7 +82,7 @@ class Epoch(msgspec.Struct, frozen=True, eq=False, tag="epoch", tag_field="event
     epoch: Count
     train: Terms = Terms()
     valid: Terms = Terms()
-    active: PerReplica = MISSING  # 0: this replica has stopped
+    active: PerReplica = absent()  # 0: this replica has stopped
 
     def term(self, split: str, name: str) -> Floats:
         """Return a term of the loss, [R]; NaN for a replica that has stopped."""
@@ -108,9 +108,9 @@ class ComponentsLearned(msgspec.Struct, frozen=True, eq=False, tag="components",
 
     task: TaskIndex
     sizes: Annotated[Floats, axes("sizes")] | None = None
-    divergence: Annotated[Floats, axes("sizes", "replicas")] = MISSING
+    divergence: Annotated[Floats, axes("sizes", "replicas")] = absent()
     kept: PerReplica | None = None
-    twins: PerReplica = MISSING  # duplicates of others
+    twins: PerReplica = absent()  # duplicates of others
 
 
 class Pruning(msgspec.Struct, frozen=True, eq=False, tag="prune", tag_field="event"):
@@ -192,7 +192,7 @@ class LatentMap(msgspec.Struct, frozen=True, eq=False):
 
     codes: list[Codes]
     components: list[Place]
-    explained: Annotated[Floats, axes("two")] = MISSING  # the axes' shares of the variance
+    explained: Annotated[Floats, axes("two")] = absent()  # the axes' shares of the variance
     separate: bool = False  # every task has a latent space of its own
 
 

@@ -229,7 +229,9 @@ def _bytes(path: Path) -> bytes:
     try:
         return read_file(path, LOG_BYTES)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check its permissions, or copy the whole run folder") from error
+        raise InputError(
+            f"cannot read {path}: {error.strerror}; check its permissions, or copy the whole run folder"
+        ) from error
 
 
 def _parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
