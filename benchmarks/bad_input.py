@@ -22,7 +22,7 @@ from PIL import Image
 from boovae.bench.studies import bench
 from boovae.cli.arguments import Bench
 from boovae.config import Settings
-from boovae.data import Stream, load_stream, read_idx, write_idx
+from boovae.data import ImageSpec, Stream, load_stream, read_idx, write_idx
 from boovae.errors import BoovaeError, as_flag
 from boovae.methods import from_mapping, resolve
 from boovae.replicas.devices import choose_device
@@ -149,7 +149,7 @@ def trained(**changes: Any) -> Case:
 
 def model(**changes: Any) -> Case:
     """A model and its method."""
-    return lambda folder: Trainer(resolve({"dataset": "digits", "net": "mlp:4", **changes}), (8, 8))
+    return lambda folder: Trainer(resolve({"dataset": "digits", "net": "mlp:4", **changes}), ImageSpec((8, 8)))
 
 
 def benched(**changes: Any) -> Case:

@@ -29,7 +29,7 @@ from boovae.cli.terminal import print_rows
 from boovae.data import load_stream
 from boovae.errors import BoovaeError, InputError
 from boovae.methods import resolve
-from boovae.replicas.devices import source_commit
+from boovae.runs.environment import source_commit
 from boovae.runs.train import train
 from fuzz_requests import fuzz_server
 from hostile_files import SETTINGS, bombs, try_files

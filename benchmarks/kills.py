@@ -84,7 +84,7 @@ def _counted(module: str, name: str, number: int, stop: Stop) -> None:
 
 
 def _component(number: int, stop: Stop) -> None:
-    _counted("boovae.boosting.losses", "adam_step", 13 * number, stop)
+    _counted("boovae.replicas.descent", "adam_step", 13 * number, stop)
 
 
 def _evaluation(number: int, stop: Stop) -> None:

@@ -23,6 +23,7 @@ from torch.profiler import profile
 from boovae.bench.cells import schedule
 from boovae.cli.terminal import print_rows
 from boovae.config import Settings
+from boovae.data import ImageSpec
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 from speed import IMAGES, machine, task_of
@@ -104,7 +105,7 @@ def settings_of(method: str, dataset: str, replicas: int) -> Settings:
 def time_method(settings: Settings, device: torch.device, options: argparse.Namespace) -> dict[int, float]:
     """Return milliseconds per step of all replicas together, {task: median over epochs}."""
     shape, pixel_range = SHAPES[settings.data.dataset]
-    trainer = Trainer(settings, shape, pixel_range, device=device, compile=options.compile == "on")
+    trainer = Trainer(settings, ImageSpec(shape, pixel_range), device=device, compile=options.compile == "on")
     result = {}
     for number in range(1, max(options.tasks) + 1):
         timed = number in options.tasks

@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from boovae.config import Settings
-from boovae.data import Split, Task
+from boovae.data import ImageSpec, Split, Task
 from boovae.methods import resolve
 from boovae.metrics.likelihood import log_likelihood
 from boovae.model.vae import VAE
-from boovae.replicas.devices import matmul_precision, source_commit
+from boovae.replicas.devices import matmul_precision
 from boovae.replicas.engine import capture
+from boovae.runs.environment import source_commit
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
@@ -129,7 +130,7 @@ def task_of(data: Tensor, index: int = 0) -> Task:
 
 def plain_loop(data: Tensor, device: torch.device) -> Callable[[], float]:
     """The way it is ordinarily written: a DataLoader, one module, Adam, the loss logged at every step."""
-    model: VAE = Trainer(settings_for(1, 1), (28, 28)).build().to(device)
+    model: VAE = Trainer(settings_for(1, 1), ImageSpec((28, 28))).build().to(device)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-4)
     loader = DataLoader(TensorDataset(data), batch_size=BATCH, shuffle=True)
     log: list[float] = []
@@ -158,7 +159,7 @@ def trainer_steps(
     data: Tensor, device: torch.device, replicas: int, compiled: bool, epochs: int
 ) -> Callable[[], float]:
     """The trainer as it is used: draws, order, steps and the log of every epoch; only validation is left tiny."""
-    trainer = Trainer(settings_for(replicas, epochs + 3), (28, 28), device=device, compile=compiled)
+    trainer = Trainer(settings_for(replicas, epochs + 3), ImageSpec((28, 28)), device=device, compile=compiled)
     task = task_of(data)
 
     def turn() -> float:
@@ -220,7 +221,7 @@ def synchronize(device: torch.device) -> None:
 def time_nll(device: torch.device, modes: list[bool], rounds: int, images: int, samples: int) -> dict[str, float]:
     """Return seconds for the NLL of `images` images: a loop over samples (a part of it, scaled up), ours, the floor."""
     data = torch.rand(images, PIXELS, device=device)
-    trainer = Trainer(settings_for(1, 1), (28, 28), device=device)
+    trainer = Trainer(settings_for(1, 1), ImageSpec((28, 28)), device=device)
     variants: dict[str, Callable[[], float]] = {"loop over samples": sample_loop(trainer, data, samples)}
     for compiled in modes:
         variants[f"ours, {'compiled' if compiled else 'eager'}"] = our_nll(trainer, data, samples, compiled)

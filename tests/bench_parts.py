@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from boovae.bench.cells import FORMAT, Cell, Summary
+from boovae.bench.cells import Cell
 from boovae.bench.executors import Handle
-from boovae.bench.worker import Answer, Job, work
+from boovae.bench.request import FORMAT, Request
+from boovae.bench.results import Summary
+from boovae.bench.worker import Answer, Job, make_job, work
 from boovae.methods import resolve
 from boovae.metrics.evaluation import read_evaluation
 from conftest import TINY
@@ -45,9 +46,14 @@ class _Answered:
 
 
 def job_of(cell: Cell, folder: Path) -> Job:
-    from boovae.bench.worker import make_job
+    return make_job(cell, request(folder, out=folder, device="cpu", compile="off"))
 
-    return make_job(cell, folder, data_dir=None, device="cpu", compile="off", command="boovae bench")
+
+def request(folder: Path, **changes: Any) -> Request:
+    """Return what a command asks for: `boo` on the digits, unless told otherwise."""
+    lists: dict[str, Any] = {"study": "paper", "datasets": ("digits",), "methods": ("boo",), "given": {}}
+    places: dict[str, Any] = {"out": folder / "cells", "results": folder / "results", "command": "boovae bench"}
+    return Request(**{**lists, **places, **changes})
 
 
 def made_up(cell: Cell, nll: Callable[[int, int], float], shares: Callable[[int], list[float]]) -> Summary:
@@ -67,7 +73,7 @@ def made_up_record(cell: Cell, nll: Callable[[int, int], float], shares: Callabl
     counts = range(1, (settings.data.tasks or 1) + 1)
     return {
         "format": FORMAT,
-        "settings": asdict(settings),
+        "settings": settings.flat(),
         "environment": {"boovae": "0", "python": "3", "torch": "2", "device": "none", "commit": "abc"},
         "seeds": list(settings.training.seeds),
         "tasks": [str(task) for task in range(settings.data.tasks or 1)],

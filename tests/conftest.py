@@ -182,7 +182,7 @@ class Recorder:
 
 def trained(settings: Settings, stream: Stream, recorder: Recorder | None = None) -> Trainer:
     """Return a trainer that has learned the planned tasks of the stream."""
-    trainer = Trainer(settings, stream.shape)
+    trainer = Trainer(settings, stream.spec)
     for task in stream[: settings.data.tasks]:
         trainer.learn(task, recorder or Recorder())
     return trainer

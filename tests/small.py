@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.data import Split, Task
+from boovae.data import ImageSpec, Split, Task
 from boovae.training.trainer import Trainer
 
 PIXELS, LATENT = 12, 3
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 def make_trainer(replicas: int = 1, binarize: str = "none", seed: int = 3, **changes: Any) -> Trainer:
     """Return a trainer that has learned nothing yet."""
     settings = Settings().changed(replicas=replicas, seed=seed, **{**SETTINGS, **changes})
-    return Trainer(settings, (PIXELS,), binarize=binarize)
+    return Trainer(settings, ImageSpec((PIXELS,), binarize=binarize))
 
 
 def random_images(*shape: int, seed: int = 0) -> Tensor:

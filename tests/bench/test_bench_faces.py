@@ -13,17 +13,16 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench_parts import made_up_record, typed
-from boovae.bench import paper as paper_bench
+from bench_parts import request
 from boovae.bench.cells import Cell, plan
-from boovae.bench.figures import laid_out, learned
-from boovae.bench.findings import findings
+from boovae.bench.figures import component_pictures, laid_out, learned
+from boovae.bench.paper import Paper
 from boovae.bench.published import FACES_NAMES, numbers
 from boovae.bench.request import Request
 from boovae.bench.results import Measured
-from boovae.bench.tables import table
-from boovae.bench.thumbnails import component_pictures
+from boovae.bench.tables import findings, table
 from boovae.cli.main import main
+from boovae.methods.coreset import CoresetSettings
 from boovae.metrics.evaluation import evaluation_event
 from boovae.runs.data import load_data
 from faces import four_colours, write_celeba
@@ -31,10 +30,8 @@ from faces import four_colours, write_celeba
 BOTH = ("frechet_efficientnet-lite0", "frechet_classifier")
 
 
-def request(folder: Path, **changes: Any) -> Request:
-    lists: dict[str, Any] = {"datasets": ("celeba",), "methods": (), "tasks": 10, "given": {"replicas": 2}}
-    places: dict[str, Any] = {"cells": folder / "cells", "results": folder / "results"}
-    return Request(study="paper", command="boovae bench", **places, **{**lists, **changes})
+def faces(folder: Path, **changes: Any) -> Request:
+    return request(folder, **{"datasets": ("celeba",), "methods": (), "given": {"replicas": 2}, **changes})
 
 
 def with_distances(cell: Cell, distance: float) -> Measured:
@@ -58,9 +55,13 @@ def test_the_papers_table_of_faces_is_whole() -> None:
 
 
 def test_faces_have_the_columns_and_tasks_of_the_papers_table(tmp_path: Path) -> None:
-    cells = paper_bench.plan(request(tmp_path))
+    cells = Paper().plan(faces(tmp_path))
     assert {*FACES_NAMES, "boo+distill", "joint"} == {cell.label for cell in cells}
-    kept = {cell.label: cell.settings.coreset_images for cell in cells if cell.settings.method == "coreset"}
+    kept = {
+        cell.label: cell.settings.of(CoresetSettings).coreset_images
+        for cell in cells
+        if cell.settings.method == "coreset"
+    }
     assert kept == {"coreset": 40, "coreset-80": 80}
     assert [cell.tasks for cell in cells if cell.label == "joint"] == [1, 2, 3, 4]
     assert {cell.tasks for cell in cells if cell.label != "joint"} == {4}
@@ -68,12 +69,12 @@ def test_faces_have_the_columns_and_tasks_of_the_papers_table(tmp_path: Path) ->
 
 
 def test_faces_beside_grey_images_keep_their_own_columns(tmp_path: Path) -> None:
-    cells = paper_bench.plan(request(tmp_path, datasets=("mnist", "celeba")))
+    cells = Paper().plan(faces(tmp_path, datasets=("mnist", "celeba")))
     standard = {cell.settings.data.dataset for cell in cells if cell.label == "standard"}
     assert standard == {"mnist"}
-    assert request(tmp_path).metrics == ["nll", "diversity", *BOTH]
-    assert request(tmp_path, datasets=("mnist",)).metrics == ["nll", "diversity"]
-    assert request(tmp_path, asked=("frechet",), features=("inception",)).metrics == ["fid"]
+    assert faces(tmp_path).shown == ["nll", "diversity", *BOTH]
+    assert faces(tmp_path, datasets=("mnist",)).shown == ["nll", "diversity"]
+    assert faces(tmp_path, metrics=("frechet",), features=("inception",)).shown == ["fid"]
 
 
 def test_a_distance_stands_beside_the_papers_and_is_never_called_better_or_fid() -> None:
@@ -115,9 +116,8 @@ def test_cells_on_other_features_are_not_mixed_in(tmp_path: Path, capsys: pytest
     (cell,) = plan(["celeba"], ["boo"], {"replicas": 2, "seed": 0}, 4)
     (tmp_path / "cells").mkdir()
     ((_, summary),) = with_distances(cell, 1.0).cells
-    (tmp_path / "cells" / f"{cell.name}.json").write_text(
-        json.dumps(summary | {"evaluations": list(map(evaluation_event, summary["evaluations"]))})
-    )
+    raw = [evaluation_event(each) for each in summary["evaluations"]]
+    (tmp_path / "cells" / f"{cell.name}.json").write_text(json.dumps(summary | {"evaluations": raw}))
     words = ["bench", "paper", "--datasets", "celeba", "--methods", "boo", "--replicas", "2", "--only-tables"]
     words += ["--out", str(tmp_path / "cells"), "--results", str(tmp_path / "results")]
     main(words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import functools
 import json
@@ -14,18 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from bench_parts import GIVEN, made_up_record
-from boovae.bench import marker
-from boovae.bench import paper as paper_bench
+from bench_parts import GIVEN, request
+from boovae.bench import request as request_module
 from boovae.bench import studies as bench
-from boovae.bench.cells import Cell, Summary, Variant, plan, read_summary
-from boovae.bench.marker import open_folder
+from boovae.bench.cells import Cell, Variant, plan
+from boovae.bench.paper import Paper
 from boovae.bench.published import METHODS
-from boovae.bench.request import Request
+from boovae.bench.request import open_folder
+from boovae.bench.results import Summary, read_summary
+from boovae.boosting.fit import FitSettings
 from boovae.cli.main import main
-from boovae.config import Settings, folder_name
+from boovae.config import folder_name
 from boovae.errors import InputError
-from boovae.methods import resolve
+from boovae.methods import from_mapping, resolve
+from boovae.methods.si import SISettings
 from boovae.runs.data import load_data
 
 
@@ -36,23 +37,25 @@ def finished(cell: Cell) -> Summary:
 def test_a_folder_is_named_by_what_decides_its_numbers() -> None:
     names = {folder_name(resolve({"dataset": "digits", "epochs": epochs})) for epochs in (3, 4)}
     assert len(names) == 2
-    explicit = dataclasses.asdict(resolve({"dataset": "digits"}))
-    assert folder_name(Settings(**explicit)) == folder_name(resolve({"dataset": "digits"}))
+    explicit = resolve({"dataset": "digits"}).flat()
+    assert folder_name(from_mapping(explicit)) == folder_name(resolve({"dataset": "digits"}))
     assert folder_name(resolve({"dataset": "folder:/a b/c"})).startswith("folder--a-b-c-boo+distill-")
 
 
 def test_compared_methods_have_the_papers_schedule_and_our_default_its_own() -> None:
     cells = {cell.label: cell.settings for cell in plan(["mnist"], ["ewc", "boo", "boo+distill"], {}, 10)}
     for label in ("ewc", "boo"):
-        assert (cells[label].schedule, cells[label].epochs, cells[label].early_stop) == ("plateau", 500, 50)
-    assert cells["boo"].boo_objective == "literal"
+        training = cells[label].training
+        assert (training.schedule, training.epochs, training.early_stop) == ("plateau", 500, 50)
+    assert cells["boo"].of(FitSettings).boo_objective == "literal"
     assert cells["boo+distill"] == resolve({"dataset": "mnist", "tasks": 10})
 
 
 def test_the_tuned_strengths_hold_in_the_bench() -> None:
     (cell,) = plan(["digits"], ["si"], {}, 10)
-    assert cell.settings.si_strength == resolve({"dataset": "digits", "method": "si"}).si_strength == 100.0
-    assert Settings().si_strength != 100.0  # or the test says nothing
+    alone = resolve({"dataset": "digits", "method": "si"})
+    assert cell.settings.of(SISettings) == alone.of(SISettings)
+    assert alone.of(SISettings).si_strength == 100.0 != SISettings().si_strength  # or the test says nothing
 
 
 def test_joint_is_trained_once_for_each_number_of_tasks_on_the_images_of_them_all() -> None:
@@ -79,7 +82,7 @@ def test_all_methods_of_the_bench_make_sense_on_all_its_datasets() -> None:
 def test_a_variant_is_a_method_with_other_settings() -> None:
     (cell,) = plan(["digits"], ["wide=boo:components=40,boo-start=mean"], GIVEN, 2)
     assert (cell.label, cell.settings.method) == ("wide", "boo")
-    assert (cell.settings.model.components, cell.settings.boo_start) == (40, "mean")
+    assert (cell.settings.model.components, cell.settings.of(FitSettings).boo_start) == (40, "mean")
     assert Variant.parse("boo+vcl") == Variant("boo+vcl", "boo+vcl", {})
 
 
@@ -131,12 +134,12 @@ def test_bad_input_is_refused_before_any_work(
 def test_the_last_task_may_have_fewer_classes_and_borders_make_any_number_of_tasks() -> None:
     assert len(plan(["digits"], ["standard"], {**GIVEN, "classes_per_task": 3}, 4)) == 1
     assert len(plan(["digits"], ["standard"], {**GIVEN, "borders": tuple(range(100, 1200, 100))}, 12)) == 1
-    with pytest.raises(InputError, match="--tasks is 12, but digits has 10 tasks"):
+    with pytest.raises(InputError, match="tasks is 12, but digits has 10 tasks"):
         plan(["digits"], ["joint"], GIVEN, 12)
-    with pytest.raises(InputError, match="--tasks is 11, but digits has 10 tasks"):
+    with pytest.raises(InputError, match="tasks is 11, but digits has 10 tasks"):
         plan(["digits"], ["standard"], GIVEN, 11)
     for name in ("tasks", "seed", "replicas", "dataset", "method"):
-        with pytest.raises(InputError, match=f"{name} is no setting of a variant; a bench takes --{name}"):
+        with pytest.raises(InputError, match=f"{name} is no setting of a variant; a bench takes {name}"):
             plan(["digits"], [f"x=standard:{name}=1"], GIVEN, 2)
 
 
@@ -144,7 +147,7 @@ def cells_of(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> list
     """Return the cells that a command would run."""
     found: list[Cell] = []
 
-    def run(arguments: object, request: object, cells: Sequence[Cell]) -> dict[str, str]:
+    def run(request: object, cells: Sequence[Cell]) -> dict[str, str]:
         found.extend(cells)
         return {}
 
@@ -183,7 +186,7 @@ def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeyp
     open_folder(tmp_path, "out", "cells")
     with pytest.raises(InputError, match="holds cells there, paper here"):
         open_folder(tmp_path, "results", "paper")
-    monkeypatch.setattr(marker, "FORMAT", 2)
+    monkeypatch.setattr(request_module, "FORMAT", 2)
     with pytest.raises(InputError, match="format 1 there, 2 here"):
         open_folder(tmp_path, "out", "cells")
     (tmp_path / "bench.json").write_text("[")
@@ -216,8 +219,8 @@ def test_tables_show_what_is_finished_of_joint_beyond_the_usual_numbers(tmp_path
         (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell)))
 
     def numbers(asked: tuple[int, ...] | None) -> list[int]:
-        request = Request("paper", ["digits"], ["boo", "joint"], 10, {}, tmp_path, tmp_path, "", joint_tasks=asked)
-        return sorted(cell.tasks for cell in paper_bench.plan(request) if cell.label == "joint")
+        wanted = request(tmp_path, out=tmp_path, methods=("boo", "joint"), joint_tasks=asked)
+        return sorted(cell.tasks for cell in Paper().plan(wanted) if cell.label == "joint")
 
     assert numbers(None) == [2, 5, 7, 10]
     assert numbers((2, 3)) == [2, 3]  # who names them gets those
@@ -235,7 +238,7 @@ def test_tables_of_nothing_do_not_replace_good_ones(tmp_path: Path, capsys: pyte
 
 
 def test_a_variant_by_what_its_method_never_reads_is_refused() -> None:
-    with pytest.raises(InputError, match="--methods x: ewc never reads boo_steps"):
+    with pytest.raises(InputError, match="methods x: boo_steps is a setting of method 'boo'"):
         plan(["digits"], ["x=ewc:boo_steps=7"], GIVEN, 2)
 
 
@@ -244,7 +247,7 @@ def test_a_setting_that_a_method_never_reads_asks_for_no_cell_anew(tmp_path: Pat
         before, after = (plan(["digits"], [method], {**GIVEN, "boo_prune": share}, 2)[0] for share in (0.001, 0.1))
         assert (before.name == after.name) is same
     (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
-    old = dataclasses.asdict(cell.settings.changed(mog_fit="gradient"))
+    old = cell.settings.flat() | {"mog_fit": "gradient"}
     (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell) | {"settings": old}))
     assert read_summary(tmp_path, cell) is not None
 
@@ -252,7 +255,7 @@ def test_a_setting_that_a_method_never_reads_asks_for_no_cell_anew(tmp_path: Pat
 def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:
     (cell,) = plan(["digits"], ["ewc"], GIVEN, 2)
     assert read_summary(tmp_path, cell) is None
-    other = dataclasses.asdict(cell.settings.changed(epochs=99))
+    other = cell.settings.changed(epochs=99).flat()
     (tmp_path / f"{cell.name}.json").write_text(json.dumps(finished(cell) | {"settings": other}))
     with pytest.raises(InputError, match="other settings"):
         read_summary(tmp_path, Cell("ewc", cell.settings))

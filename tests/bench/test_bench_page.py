@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from bench_parts import made_up
-from boovae.bench import paper as paper_bench
+from bench_parts import made_up, request
 from boovae.bench.cells import plan
+from boovae.bench.figures import sample_pictures
 from boovae.bench.published import METHODS
-from boovae.bench.request import Request
 from boovae.bench.results import Measured
-from boovae.bench.thumbnails import sample_pictures
+from boovae.bench.studies import write
 from boovae.report import save_grid
 from conftest import watched
 
@@ -38,17 +37,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         summary["samples"] = sample_pictures(folder / cell.name, 1)
         summary["components"] = {"Bag": summary["samples"]} if cell.label == "boo" else {}
         found.add(cell, summary)
-    asked = Request(
-        study="paper",
-        cells=folder,
-        results=folder / "results",
-        command="boovae bench",
-        datasets=("fashion_mnist",),
-        methods=METHODS,
-        tasks=10,
-        given={"replicas": 2},
-    )
-    paper_bench.write(asked, [found], [])
+    asked = request(folder, out=folder, datasets=("fashion_mnist",), methods=METHODS, given={"replicas": 2})
+    write(asked, [found], [])
     return asked.results / "report.html"
 
 

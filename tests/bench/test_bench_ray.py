@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from bench_parts import GIVEN, job_of
-from boovae.bench.board import Board
-from boovae.bench.cells import Cell, plan, read_summary
+from boovae.bench.cells import Cell, plan
 from boovae.bench.executors import CONNECT, Ray
-from boovae.bench.results import Measured
-from boovae.bench.scheduler import Matrix
+from boovae.bench.results import Measured, read_summary
+from boovae.bench.scheduler import Board, Matrix
 from boovae.errors import InputError
 
 pytest.importorskip("ray")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bench_parts import request
 from boovae.bench import executors
 from boovae.bench import studies as bench
-from boovae.cli.arguments import Bench
 from boovae.cli.main import main
 from boovae.errors import InputError
 
@@ -68,16 +68,16 @@ def test_devices_and_data_that_are_not_there(
 
 def test_a_cluster_may_have_devices_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    elsewhere = Bench("paper", executor="ray", device="cuda:3")
-    bench._check_places(elsewhere, ["digits"])
+    elsewhere = request(Path(), executor="ray", device="cuda:3")
+    bench._check_places(elsewhere)
     with pytest.raises(InputError, match="no CUDA device is available here"):
-        bench._check_places(dataclasses.replace(elsewhere, executor="local"), ["digits"])
+        bench._check_places(dataclasses.replace(elsewhere, executor="local"))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
 def test_an_address_where_nobody_listens_is_told_at_once(address: str) -> None:
     began = time.monotonic()
-    with pytest.raises(InputError, match=r"--address .* no Ray cluster answers .*HOST:PORT.*leave --address out"):
+    with pytest.raises(InputError, match=r"address .* no Ray cluster answers .*HOST:PORT.*leave address out"):
         executors._check_listening(address)
     assert time.monotonic() - began < 2 * executors.CONNECT
 

@@ -23,10 +23,10 @@ from bench_parts import GIVEN, Inline, job_of
 from boovae.bench import executors
 from boovae.bench import scheduler as matrix_module
 from boovae.bench import studies as bench
-from boovae.bench.board import Board
-from boovae.bench.cells import Cell, plan, read_summary, summary_path
-from boovae.bench.executors import Executor, Local, Slurm
-from boovae.bench.scheduler import Matrix
+from boovae.bench.cells import Cell, plan
+from boovae.bench.executors import Executor, Local, Remote, Slurm
+from boovae.bench.results import read_summary, summary_path
+from boovae.bench.scheduler import Board, Matrix
 from boovae.bench.worker import Answer, Job, lock_of, work
 from boovae.cli.main import main
 from boovae.errors import RunError
@@ -211,6 +211,29 @@ def test_the_board_counts_tasks_and_says_how_long_it_takes(tmp_path: Path, monke
     assert board.seconds_left == 10.0  # nobody will do its two tasks
 
 
+class GoneError(Exception):
+    """A worker that was lost."""
+
+
+class BrokenError(GoneError):
+    """Work that has failed, which submitit counts among the lost jobs."""
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (GoneError("time limit\nlog"), {"state": "lost", "error": "GoneError: time limit"}),
+        (BrokenError("trace\nout of luck"), {"state": "failed", "error": "out of luck"}),
+    ],
+)
+def test_work_that_failed_on_a_cluster_is_told_from_a_lost_worker(error: Exception, answer: Answer) -> None:
+    def result() -> Answer:
+        raise error
+
+    assert Remote(lambda: True, result, lambda: None, failed=BrokenError, lost=GoneError).poll() == answer
+    assert Remote(lambda: False, result, lambda: None, failed=BrokenError, lost=GoneError).poll() is None
+
+
 def test_slurm_jobs_do_the_same(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     planned = cells("standard")
@@ -228,7 +251,7 @@ def test_slurm_jobs_that_are_killed_run_again(tmp_path: Path) -> None:
     class Killing(Board):
         def show(self, running: list[Cell]) -> None:  # type: ignore[override]
             if not killed and (tmp_path / planned[1].name / "config.toml").exists():
-                job = matrix._running[planned[1]]._job  # type: ignore[attr-defined]
+                job = matrix._running[planned[1]].result.__self__  # type: ignore[attr-defined]
                 killed.append(int(job.job_id))
                 os.kill(int(job.job_id), signal.SIGKILL)
 

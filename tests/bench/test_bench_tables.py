@@ -14,20 +14,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench_parts import made_up, paper_cell
-from boovae.bench import component_count as components
-from boovae.bench import coreset_size
-from boovae.bench import paper as paper_bench
+from bench_parts import made_up, paper_cell, request
 from boovae.bench.cells import Cell, plan
-from boovae.bench.figures import curves
-from boovae.bench.findings import differences, findings
+from boovae.bench.figures import curves, sample_pictures
 from boovae.bench.published import METHOD_NAMES, Printed, numbers
 from boovae.bench.request import Request
-from boovae.bench.results import Measured
-from boovae.bench.statistics import Spread, paired, spread
-from boovae.bench.tables import Entry, table
-from boovae.bench.thumbnails import sample_pictures
+from boovae.bench.results import Measured, Spread, paired, spread
+from boovae.bench.studies import write
+from boovae.bench.sweeps import COMPONENTS, CORESET_SIZE
+from boovae.bench.tables import Entry, differences, findings, table
+from boovae.boosting.fit import FitSettings
 from boovae.errors import InputError
+from boovae.methods.coreset import CoresetSettings
 from boovae.report import save_grid
 
 
@@ -35,9 +33,8 @@ def even(seen: int) -> list[float]:
     return [1 / seen] * seen
 
 
-def request(folder: Path, study: str = "paper") -> Request:
-    lists = {"datasets": ("mnist",), "methods": ("boo",), "tasks": 10, "given": {"replicas": 2}}
-    return Request(study=study, cells=folder / "cells", results=folder / "results", command="boovae bench", **lists)  # type: ignore[arg-type]
+def on_mnist(folder: Path, study: str = "paper") -> Request:
+    return request(folder, study=study, datasets=("mnist",), given={"replicas": 2})
 
 
 @pytest.fixture
@@ -176,14 +173,14 @@ def test_tasks_of_pairs_have_rows_of_their_own_and_none_of_the_papers_numbers() 
 
 
 def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured, tmp_path: Path) -> None:
-    asked = request(tmp_path)
+    asked = on_mnist(tmp_path)
     for cell, summary in measured.cells:
-        run, tasks = asked.cells / cell.name, len(summary["tasks"])
+        run, tasks = asked.out / cell.name, len(summary["tasks"])
         for task in range(tasks):
             save_grid(run / "samples" / f"task_{task:02d}.png", np.random.default_rng(task).random((64, 64)), (8, 8))
         summary["samples"] = sample_pictures(run, tasks)
         summary["components"] = {"one": summary["samples"][:1]} if cell.label == "boo" else {}
-    paper_bench.write(asked, [measured], missing=["mnist vcl"])
+    write(asked, [measured], missing=["mnist vcl"])
     text = (asked.results / "mnist.csv").read_text()
     for line in ("# command: boovae bench", "# commit: abc", "# device: none", "# seeds: 0 1"):
         assert line in text
@@ -233,11 +230,11 @@ def test_what_is_measured_and_what_the_paper_prints_have_the_same_axes(measured:
 
 @pytest.mark.parametrize(("dataset", "title"), [("fashion_mnist", "Fashion-MNIST"), ("notmnist", "notMNIST")])
 def test_a_dataset_has_one_title_everywhere(dataset: str, title: str, tmp_path: Path) -> None:
-    asked = request(tmp_path)
+    asked = on_mnist(tmp_path)
     found = Measured(dataset)
     cell = paper_cell(dataset, "boo")
     found.add(cell, made_up(cell, lambda seen, seed: 250.0, even))
-    paper_bench.write(asked, [found], [])
+    write(asked, [found], [])
     assert f"## NLL on {title}" in (asked.results / "nll.md").read_text()
     page = (asked.results / "report.html").read_text()
     for words in (f">{title}</h2>", f"NLL on {title}</h3>", f"NLL on {title}, in the paper"):
@@ -245,13 +242,13 @@ def test_a_dataset_has_one_title_everywhere(dataset: str, title: str, tmp_path: 
 
 
 def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -> None:
-    asked = request(tmp_path, "coreset-size")
+    asked = on_mnist(tmp_path, "coreset-size")
     found = Measured("mnist")
-    for cell in coreset_size.plan(asked):
-        size = cell.settings.coreset_images if cell.settings.method == "coreset" else 150
+    for cell in CORESET_SIZE.plan(asked):
+        size = cell.settings.of(CoresetSettings).coreset_images if cell.settings.method == "coreset" else 150
         found.add(cell, made_up(cell, lambda seen, seed, size=size: 100 - size / 100, even))  # type: ignore[misc]
     assert len(found.cells) == 6
-    answers = coreset_size.write(asked, [found], [])
+    answers = write(asked, [found], [])
     assert answers["mnist: coreset below boo in NLL"] == "from 200 images per task"
     assert answers["mnist: coreset below boo in Diversity"] == "at no size tried"
     rows = list(csv.DictReader((asked.results / "coreset-size.csv").open()))
@@ -265,33 +262,32 @@ def test_the_study_of_coresets_says_how_many_images_are_needed(tmp_path: Path) -
 
 
 def test_a_size_that_is_enough_by_chance_is_not_said_to_be_where_it_begins(tmp_path: Path) -> None:
-    asked = request(tmp_path, "coreset-size")
-    cells = coreset_size.plan(asked)
+    asked = on_mnist(tmp_path, "coreset-size")
+    cells = CORESET_SIZE.plan(asked)
     found, alone = Measured("mnist"), Measured("mnist")
     for cell in cells:
-        nll = {15: 80.0, 500: 80.0}.get(cell.settings.coreset_images, 95.0) if cell.settings.method == "coreset" else 90
+        size = cell.settings.of(CoresetSettings).coreset_images
+        nll = {15: 80.0, 500: 80.0}.get(size, 95.0) if cell.settings.method == "coreset" else 90
         found.add(cell, made_up(cell, lambda seen, seed, nll=nll: nll, even))  # type: ignore[misc]
     alone.add(*found.cells[-1])  # the coresets are not finished
-    assert (
-        coreset_size.write(asked, [found], [])["mnist: coreset below boo in NLL"] == "only with 15, 500 images per task"
-    )
-    assert coreset_size.write(asked, [alone], []) == {}
+    assert write(asked, [found], [])["mnist: coreset below boo in NLL"] == "only with 15, 500 images per task"
+    assert write(asked, [alone], []) == {}
     alone.add(*found.cells[1])
-    some = coreset_size.write(asked, [alone], [])["mnist: coreset below boo in NLL"]
+    some = write(asked, [alone], [])["mnist: coreset below boo in NLL"]
     assert some == "at no size tried (of 50, the finished ones)"
 
 
 def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: Path) -> None:
-    asked = request(tmp_path, "components")
-    cells = components.plan(asked)
-    assert {(cell.settings.model.components, cell.settings.boo_prune) for cell in cells} == {
+    asked = on_mnist(tmp_path, "components")
+    cells = COMPONENTS.plan(asked)
+    assert {(cell.settings.model.components, cell.settings.of(FitSettings).boo_prune) for cell in cells} == {
         (count, prune) for count in (5, 15, 40, 80) for prune in (0.0, 1e-3)
     }
     found = Measured("mnist")
     for cell in cells:
         distance = abs(cell.settings.model.components - 40)
         found.add(cell, made_up(cell, lambda seen, seed, distance=distance: 90.0 + distance, even))  # type: ignore[misc]
-    answers = components.write(asked, [found], [])
+    answers = write(asked, [found], [])
     assert answers["mnist: boo, best NLL"] == "with 40 components per task"
     rows = list(csv.DictReader((asked.results / "components.csv").open()))
     assert {row["metric"] for row in rows} == {"nll", "diversity", "kept", "seconds"}
@@ -299,16 +295,16 @@ def test_the_study_of_components_tries_them_with_and_without_pruning(tmp_path: P
 
 
 def test_the_study_of_components_takes_variants(tmp_path: Path) -> None:
-    asked = dataclasses.replace(request(tmp_path, "components"), methods=("boo", "flat=boo:latent_dim=2,net=mlp:20"))
+    asked = dataclasses.replace(on_mnist(tmp_path, "components"), methods=("boo", "flat=boo:latent_dim=2,net=mlp:20"))
     found = Measured("mnist")
-    for cell in components.plan(asked):
+    for cell in COMPONENTS.plan(asked):
         wanted = (2, "mlp:20") if cell.label.startswith("flat ") else (40, "mlp:300")
         assert (cell.settings.model.latent_dim, cell.settings.model.net) == wanted
         found.add(cell, made_up(cell, lambda seen, seed: 90.0, even))
     assert len({cell.name for cell, _ in found.cells}) == 16
-    components.write(asked, [found], [])
+    write(asked, [found], [])
     rows = list(csv.DictReader((asked.results / "components.csv").open()))
     lines = {"boo", "boo without pruning", "flat", "flat without pruning"}
     assert {row["line"] for row in rows} == lines
     with pytest.raises(InputError, match="this study tries components itself"):
-        components.plan(dataclasses.replace(asked, methods=("wide=boo:components=40",)))
+        COMPONENTS.plan(dataclasses.replace(asked, methods=("wide=boo:components=40",)))

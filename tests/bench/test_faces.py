@@ -15,13 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from boovae.boosting.fit import FitSettings
 from boovae.cli.main import main
 from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import TaskImages, resolve
 from boovae.model.normalisation import BatchNorm, learning
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Engine, Step
+from boovae.replicas.engine import Engine
+from boovae.replicas.step import Step
 from boovae.runs.train import load_trainer, train
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
@@ -56,7 +58,7 @@ def colours() -> Stream:
 
 
 def trained(stream: Stream, tasks: int = 2, **changes: Any) -> Trainer:
-    trainer = Trainer(tiny(**{**COLOUR, "tasks": tasks, **changes}), stream.shape, RANGE)
+    trainer = Trainer(tiny(**{**COLOUR, "tasks": tasks, **changes}), stream.spec)
     for task in stream[:tasks]:
         trainer.learn(task, Recorder())
     return trainer
@@ -83,7 +85,7 @@ def plain(model: VAE) -> VAE:
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("functional", [False, True])
 def test_steps_equal_those_of_torchs_own_batch_normalisation_and_adam(functional: bool, colours: Stream) -> None:
-    trainer = Trainer(tiny(**{**COLOUR, "jitter": 0.0}, normalisation="batch"), colours.shape, RANGE)
+    trainer = Trainer(tiny(**{**COLOUR, "jitter": 0.0}, normalisation="batch"), colours.spec)
     replicas, train = trainer.replicas, colours[0].train.images.double()
     order, noise = torch.randint(0, len(train), (2, 5, 8)), torch.randn(2, 5, 8, 4)
     models = []
@@ -91,9 +93,8 @@ def test_steps_equal_those_of_torchs_own_batch_normalisation_and_adam(functional
         model = copy.deepcopy(replicas.model)
         model.load_state_dict({name: tensor[row].clone() for name, tensor in replicas.tensors().items()})
         models.append(plain(model))
-    engine = Engine(replicas, trainer.objective)
-    engine.functional = functional
-    engine.load(train, train[:4], 8, {}, {"latent": torch.zeros(2, 1, 4, 4)})
+    trainer.step.functional = functional
+    engine = Engine(trainer.step, train, train[:4], 8, {}, {"latent": torch.zeros(2, 1, 4, 4)})
     engine.rate.fill_(1e-3)
     engine.run_block(order, {"latent": noise})
     for row, model in enumerate(models):
@@ -140,7 +141,7 @@ def test_no_loss_is_lowered_by_the_size_of_weights_before_a_normalisation(method
             weights, gradient = (tensors[name].flatten() for tensors in (step.before, step.gradients))
             along[name] = (torch.dot(weights, gradient) / (weights.norm() * gradient.norm())).item()
 
-    trainer.engine.track = look
+    trainer.step.track = look
     trainer.learn(colours[2], Recorder())
     assert len(along) == 2
     assert all(abs(cosine) < 1e-3 for cosine in along.values())
@@ -165,7 +166,7 @@ def test_a_teacher_agrees_with_itself_when_a_task_begins(normalisation: str, col
 
 
 def test_heads_of_finished_tasks_keep_their_own_statistics(colours: Stream) -> None:
-    trainer = Trainer(tiny(**COLOUR, method="multihead", normalisation="batch", tasks=3), colours.shape, RANGE)
+    trainer = Trainer(tiny(**COLOUR, method="multihead", normalisation="batch", tasks=3), colours.spec)
     codes, x = [], colours[0].test.images.expand(2, -1, -1)
     for task in range(3):
         trainer.learn(colours[task], Recorder())
@@ -221,7 +222,7 @@ def test_jitter_changes_the_training_and_not_the_validation(colours: Stream) -> 
     losses = {}
     for jitter in (0.0, 0.3):
         recorder = Recorder()
-        trainer = Trainer(tiny(**{**COLOUR, "jitter": jitter}, learning_rate=1e-12), colours.shape, RANGE)
+        trainer = Trainer(tiny(**{**COLOUR, "jitter": jitter}, learning_rate=1e-12), colours.spec)
         trainer.learn(colours[1], recorder)
         epoch = next(event for event in recorder.events if event["event"] == "epoch")
         losses[jitter] = epoch["train"]["reconstruction"][0], epoch["valid"]["reconstruction"][0]
@@ -230,7 +231,7 @@ def test_jitter_changes_the_training_and_not_the_validation(colours: Stream) -> 
 
 
 def test_the_weight_of_the_kl_term_grows_to_two(colours: Stream) -> None:
-    trainer, weights = Trainer(tiny(**{**COLOUR, "epochs": 5, "kl_warmup": 4}), colours.shape, RANGE), []
+    trainer, weights = Trainer(tiny(**{**COLOUR, "epochs": 5, "kl_warmup": 4}), colours.spec), []
 
     class Watcher(Recorder):
         def epoch(self, trainer: Trainer, event: dict[str, Any]) -> None:
@@ -242,9 +243,9 @@ def test_the_weight_of_the_kl_term_grows_to_two(colours: Stream) -> None:
 
 def test_what_makes_no_sense_for_the_images_is_refused(digits: Stream, colours: Stream) -> None:
     with pytest.raises(InputError, match=r"--jitter 0\.1 needs colour"):
-        Trainer(tiny(jitter=0.1), digits.shape)
+        Trainer(tiny(jitter=0.1), digits.spec)
     with pytest.raises(InputError, match="--likelihood bernoulli needs pixels in"):
-        Trainer(tiny(net="conv:4"), colours.shape, RANGE)
+        Trainer(tiny(net="conv:4"), colours.spec)
 
 
 def test_noise_of_large_layers_is_drawn_for_fewer_steps(colours: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +263,7 @@ def test_new_pictures_extend_a_run_of_faces(colours: Stream) -> None:
     assert memory["pseudo_inputs"].shape == (2, 3, 3, 192)
     task = TaskImages(3, "gray", colours[3].train.images, colours[3].valid.images, 24, (24, 24, 24))
     trainer.method.see(4)
-    trainer.method.begin_task(trainer.replicas, task)
+    trainer.method.parts[0].begin_task(trainer.replicas, task)
     assert trainer.replicas.buffers["prior.live_inputs"].abs().max() <= 1
 
 
@@ -277,10 +278,11 @@ def test_recipes_hold_the_papers_colour_model() -> None:
         assert (settings.model.components, settings.training.epochs) == (40, 300)
         assert (settings.training.kl_weight, settings.training.kl_warmup, settings.training.jitter) == (2.0, 10, 0.1)
         assert (settings.model.log_variance_range, settings.model.normalisation) == ((-3.0, 4.0), "batch")
-    assert (ours.schedule, ours.batch_size, ours.mirror) == ("cosine", 256, True)
-    assert (paper.schedule, paper.batch_size, paper.plateau_patience) == ("plateau", 512, 9)
-    assert not paper.mirror
-    assert (paper.early_stop, paper.learning_rate, paper.boo_objective) == (15, 1e-3, "literal")
+    assert (ours.training.schedule, ours.training.batch_size, ours.training.mirror) == ("cosine", 256, True)
+    assert (paper.training.schedule, paper.training.batch_size, paper.training.plateau_patience) == ("plateau", 512, 9)
+    assert not paper.training.mirror
+    assert (paper.training.early_stop, paper.training.learning_rate) == (15, 1e-3)
+    assert paper.of(FitSettings).boo_objective == "literal"
 
 
 def test_faces_from_the_official_files_to_the_report(
@@ -300,12 +302,12 @@ def test_faces_from_the_official_files_to_the_report(
     assert not re.search(r"\bFID\b", re.sub(r"base64,[^\"]*", "", (out / "report.html").read_text(encoding="utf-8")))
     run, trainer = load_trainer(out, "cpu")
     with run:
-        assert trainer.pixel_range == RANGE
+        assert trainer.spec.pixel_range == RANGE
         assert trainer.replicas.buffers["encoder.body.1.mean"].abs().max() > 0
 
 
 def test_samples_are_drawn_in_parts(colours: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trained(colours, tasks=1)
     whole: Tensor = generate(trainer, 20)
-    monkeypatch.setattr("boovae.replicas.stacked.SAMPLE_PIXELS", 7 * 192)
+    monkeypatch.setattr("boovae.replicas.sampling.SAMPLE_PIXELS", 7 * 192)
     torch.testing.assert_close(generate(trainer, 20), whole, rtol=1e-4, atol=1e-5)

@@ -11,23 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, distributions
 
+from boovae.boosting.fit import cluster_images
 from boovae.boosting.losses import (
+    component_log_probs,
+    cross_entropy,
+    forward_loss,
+    literal_loss,
+    mixture_loss,
+    with_floor,
+)
+from boovae.boosting.weights import (
     WEIGHT_MARGIN,
     Scores,
     best_weight,
-    cluster_images,
-    component_log_probs,
-    cross_entropy,
     dropped,
     em_weights,
-    forward_loss,
     gain_curve,
-    literal_loss,
     merged,
-    mixture_loss,
     sgd_weight,
     weight_slope,
-    with_floor,
 )
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.nets import MLPEncoder

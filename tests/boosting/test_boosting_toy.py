@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from boovae.boosting.losses import Descent, component_log_probs, em_weights, forward_loss, literal_loss, with_floor
+from boovae.boosting.losses import component_log_probs, forward_loss, literal_loss, with_floor
+from boovae.boosting.weights import em_weights
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.replicas.descent import Descent
 from conftest import in_torch
 
 

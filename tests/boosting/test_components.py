@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, distributions
 
 import boovae.boosting.fit
-from boovae.boosting.fit import Minorisation
-from boovae.boosting.losses import Descent
+from boovae.boosting.fit import STRATEGIES, FitSettings, Fitted
 from boovae.data import Stream, load_stream
 from boovae.methods import TaskImages
 from boovae.model.distributions import DiagonalMixture
 from boovae.model.priors.boosted import EMPTY
 from boovae.model.vae import VAE
+from boovae.replicas.descent import Descent
 from boovae.replicas.stacked import Replicas
 from boovae.training.trainer import Trainer
 from conftest import Recorder, finite, in_torch, same, tiny, trained
@@ -34,12 +34,18 @@ class Bench:
     trainer: Trainer
     task: TaskImages
 
-    def minorisation(self, **changes: Any) -> Minorisation:
+    def boosting(self, **changes: Any) -> Any:
         """A fresh start: no components yet."""
         buffers = self.replicas.buffers
         buffers["prior.live_inputs"].zero_()
         buffers["prior.live_log_weights"].fill_(EMPTY)
-        return Minorisation(self.trainer.settings.changed(**changes), (0.0, 1.0))
+        return self.strategy(**changes)
+
+    def strategy(self, **changes: Any) -> Any:
+        """What goes on with the components there are; its last fit is that after the first epoch."""
+        settings = self.trainer.settings.changed(**changes)
+        strategy = STRATEGIES[settings.of(FitSettings).boo_objective]
+        return strategy(settings, self.replicas, self.task.train, 0, (0.0, 1.0), until=1)
 
     @property
     def replicas(self) -> Replicas:
@@ -77,9 +83,7 @@ def bench() -> Bench:
 def test_a_fit_lowers_the_divergence_and_stays_in_the_box_of_the_pixels(start: str, bench: Bench) -> None:
     divergences = []
     for steps in (0, 40):
-        bench.minorisation(boo_steps=steps, boo_start=start, boo_rate=0.05).fit(
-            bench.replicas, bench.task, epoch=0, last=False
-        )
+        assert bench.boosting(boo_steps=steps, boo_start=start, boo_rate=0.05).begin() is None
         inputs, log_weights = bench.fitted()
         assert inputs.min() >= 0
         assert inputs.max() <= 1
@@ -90,10 +94,11 @@ def test_a_fit_lowers_the_divergence_and_stays_in_the_box_of_the_pixels(start: s
 
 
 def test_the_last_fit_says_what_each_number_of_components_would_reach(bench: Bench) -> None:
-    minorisation = bench.minorisation(boo_steps=20)
-    assert minorisation.fit(bench.replicas, bench.task, epoch=0, last=False) is None
-    curve = minorisation.fit(bench.replicas, bench.task, epoch=1, last=True)
-    assert curve is not None
+    boosting = bench.boosting(boo_steps=20)
+    assert boosting.begin() is None
+    fitted: Fitted = boosting.after_epoch(1)
+    assert (fitted.epoch, fitted.sizes) == (1, [1, 2, 3, 4])
+    curve = fitted.divergence
     assert curve.shape == (4, 2)
     assert (curve[0] - curve[-1] > 0.3).all()
     # With all of them it is the divergence of the fit, up to the noise of the codes.
@@ -101,11 +106,10 @@ def test_the_last_fit_says_what_each_number_of_components_would_reach(bench: Ben
 
 
 def test_a_tolerance_keeps_the_components_that_gain_more(bench: Bench) -> None:
-    curve = bench.minorisation(boo_steps=20).fit(bench.replicas, bench.task, epoch=1, last=True)
-    assert curve is not None
+    curve = bench.boosting(boo_steps=20).after_epoch(1).divergence
     gains = curve[:-1] - curve[1:]
     assert gains[0].min() > 0.25 > gains[1].max()
-    bench.minorisation(boo_steps=20, boo_tolerance=0.25).fit(bench.replicas, bench.task, epoch=1, last=True)
+    bench.boosting(boo_steps=20, boo_tolerance=0.25).after_epoch(1)
     log_weights = bench.fitted()[1]
     assert (log_weights > EMPTY / 2).sum(1).tolist() == [2, 2]
     torch.testing.assert_close(log_weights.exp().sum(1), torch.ones(2))
@@ -123,10 +127,10 @@ def test_the_only_component_stays_whatever_the_tolerance(objective: str, digits:
     [*(("forward", rule) for rule in RULES), *(("literal", rule) for rule in RULES[:2])],
 )
 def test_growth_lowers_the_divergence_and_says_to_what(objective: str, weights: str, bench: Bench) -> None:
-    minorisation = bench.minorisation(boo_objective=objective, boo_weights=weights, boo_steps=20, boo_first="learned")
+    boosting = bench.boosting(boo_objective=objective, boo_weights=weights, boo_steps=20, boo_first="learned")
     divergences = []
     for slot in range(3):
-        said = minorisation.grow(bench.replicas, bench.task, slot)
+        said = boosting.grow(slot).divergence[0]
         weight = bench.fitted()[1].exp()
         torch.testing.assert_close(weight.sum(1), torch.ones(2))
         assert (weight[:, slot + 1 :] == 0).all()
@@ -137,11 +141,10 @@ def test_growth_lowers_the_divergence_and_says_to_what(objective: str, weights: 
 
 
 def test_a_refused_component_changes_nothing_and_does_not_end_the_growth(bench: Bench) -> None:
-    bench.minorisation(boo_objective="forward", boo_steps=20).grow(bench.replicas, bench.task, 0)
+    bench.boosting(boo_objective="forward", boo_steps=20).grow(0)
     before = bench.fitted()[1]
     for slot, tolerance in ((1, 1e6), (2, 1e-3)):
-        settings = bench.trainer.settings.changed(boo_objective="forward", boo_tolerance=tolerance)
-        said = Minorisation(settings, (0.0, 1.0)).grow(bench.replicas, bench.task, slot)
+        said = bench.strategy(boo_objective="forward", boo_tolerance=tolerance).grow(slot).divergence[0]
         after = bench.fitted()[1]
         assert said.isnan().tolist() == [slot == 1] * 2
         assert torch.equal(after, before) == (slot == 1)
@@ -150,9 +153,9 @@ def test_a_refused_component_changes_nothing_and_does_not_end_the_growth(bench: 
 
 def test_a_new_component_has_the_weight_its_rule_gives_it(bench: Bench) -> None:
     for rule, truth in (("equal", [0.25] * 4), ("fixed", [0.125, 0.125, 0.25, 0.5])):
-        minorisation = bench.minorisation(boo_objective="forward", boo_weights=rule, boo_steps=1)
+        boosting = bench.boosting(boo_objective="forward", boo_weights=rule, boo_steps=1)
         for slot in range(4):
-            minorisation.grow(bench.replicas, bench.task, slot)
+            boosting.grow(slot)
         torch.testing.assert_close(bench.fitted()[1].exp(), torch.tensor([truth, truth]))
 
 
@@ -162,10 +165,10 @@ def test_the_target_mixes_old_prior_and_new_codes_by_numbers_of_images(digits: S
     train, valid = digits[1].train.images[:5], digits[1].valid.images
     task = TaskImages(1, "next", train, valid, len(train), tuple(trainer.sizes))
     trainer.method.see(2)
-    trainer.method.begin_task(trainer.replicas, task)
-    minorisation = Minorisation(settings, (0.0, 1.0))
-    _, posterior, z = minorisation.codes(trainer.replicas, task, ("test",))
-    target = minorisation._target(trainer.replicas, task, posterior)
+    trainer.method.parts[0].begin_task(trainer.replicas, task)
+    boosting: Any = trainer.method.parts[0].boosting  # type: ignore[attr-defined]
+    _, posterior, z = boosting.codes("test")
+    target = boosting.target(posterior)
     share = trainer.sizes[0] / (trainer.sizes[0] + 5)
     memory = trainer.method.memory()
     for replica in range(2):
@@ -195,12 +198,12 @@ def test_a_component_that_diverged_goes_back_to_its_start(
     objective: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def learned(steps: int) -> tuple[Tensor, Tensor]:
-        minorisation = bench.minorisation(boo_objective=objective, boo_steps=steps)
+        boosting = bench.boosting(boo_objective=objective, boo_steps=steps)
         if objective == "corrective":
-            minorisation.fit(bench.replicas, bench.task, epoch=1, last=True)
+            boosting.after_epoch(1)
         else:
-            minorisation.grow(bench.replicas, bench.task, slot=0)
-            minorisation.grow(bench.replicas, bench.task, slot=1)
+            boosting.grow(0)
+            boosting.grow(1)
         return bench.fitted()
 
     whole, still = learned(5), learned(0)

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from rich.progress import ProgressColumn
 
-from boovae.bench.board import LiveBoard
+from boovae.bench.scheduler import LiveBoard
 from boovae.cli.arguments import Train
 from boovae.cli.main import VERBS, main
 from boovae.cli.terminal import print_rows

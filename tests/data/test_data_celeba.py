@@ -13,7 +13,7 @@ from PIL import Image
 from boovae.cli.main import main
 from boovae.data import DATASETS, decoding, load_stream
 from boovae.data.celeba import HAIR, VIEWS, read_celeba
-from boovae.data.decoding import decode_pictures, decoded
+from boovae.data.decoding import decode_picture, decode_pictures
 from boovae.errors import InputError
 from faces import face, four_colours, write_celeba
 
@@ -183,7 +183,7 @@ def test_a_missing_list_is_named(name: str, folder: Path) -> None:
         (lambda text: text.replace("Bald", "Bold"), "no attribute 'Bald'"),
         (lambda text: text.replace("000002.jpg -1", "000002.jpg  7"), "marks must be 1 or -1"),
         (lambda text: text.replace("000002.jpg -1", "000002.jpg  x"), "marks must be 1 or -1"),
-        (lambda text: text.replace("000002.jpg", "../../002.jpg"), "no plain file name"),
+        (lambda text: text.replace("000002.jpg", "../../002.jpg"), "not a plain file name"),
         (lambda text: "", "first line"),
     ],
 )
@@ -215,7 +215,7 @@ def test_decoding_reports_how_far_it_is_and_fills_the_array_in_order(folder: Pat
     assert sum(done) == len(files)
     array = np.load(tmp_path / "out.npy")
     for row in (0, 13, 27):
-        np.testing.assert_array_equal(array[row], decoded(pictures / files[row], VIEWS[32]).transpose(2, 0, 1))
+        np.testing.assert_array_equal(array[row], decode_picture(pictures / files[row], VIEWS[32]).transpose(2, 0, 1))
 
 
 def test_a_worker_imports_no_torch() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
 from boovae.data import scaling as features
-from boovae.data.scaling import Scaling, divided, is_batches, spooled
+from boovae.data.batches import is_batches, spooled
+from boovae.data.scaling import Scaling, divided
 from boovae.errors import InputError
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, distributions
 
 from boovae.cli.main import main
-from boovae.data import Stream, load_stream
+from boovae.data import ImageSpec, Stream, load_stream
 from boovae.data.borders import recut
 from boovae.errors import InputError
 from boovae.estimator.detection import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo_and_kl, find_borders
@@ -235,7 +235,7 @@ def test_all_changes_of_the_digits_are_found() -> None:
 
 def test_methods_that_must_be_told_the_task_cannot_find_it() -> None:
     with pytest.raises(InputError, match="must be told the task"):
-        Trial(Trainer(tiny(method="multihead"), (8, 8)))
+        Trial(Trainer(tiny(method="multihead"), ImageSpec((8, 8))))
 
 
 def test_a_run_without_borders_keeps_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

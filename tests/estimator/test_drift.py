@@ -49,7 +49,7 @@ def test_strength_holds_the_weights_and_what_they_knew(holder: Holder, digits: S
     before = trained(tiny(method=holder.method, epochs=40, tasks=1), digits)
     tensors, record = before.state()
     free, held, still = (
-        Trainer(holder.settings(strength, epochs=40), digits.shape) for strength in (0.0, holder.held, holder.still)
+        Trainer(holder.settings(strength, epochs=40), digits.spec) for strength in (0.0, holder.held, holder.still)
     )
     for trainer in (free, held, still):
         trainer.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
@@ -92,8 +92,8 @@ def test_only_what_tasks_share_is_held(holder: Holder, digits: Stream) -> None:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_captured_step_is_the_plain_step(compiled: bool, holder: Holder, digits: Stream) -> None:
     settings = holder.settings(holder.firm, tasks=2)
-    plain, captured = (Trainer(settings, digits.shape, device="cuda", compile=c) for c in (False, compiled))
-    plain.engine.captures = False
+    plain, captured = (Trainer(settings, digits.spec, device="cuda", compile=c) for c in (False, compiled))
+    plain.step.captures = False
     for trainer in (plain, captured):
         for task in digits[:2]:
             trainer.learn(task, Recorder())

@@ -140,7 +140,7 @@ def test_scaling_is_learned_on_the_first_task_and_kept() -> None:
     before = model.scaling_
     model.partial_fit(first * 3 + 10)
     assert model.scaling_ is before
-    assert model.trainer_.pixel_range[1] > 10  # learned images may go where the new task is
+    assert model.trainer_.spec.pixel_range[1] > 10  # learned images may go where the new task is
 
 
 def test_the_likelihood_follows_the_first_task_unless_told() -> None:
@@ -162,7 +162,7 @@ def test_a_wider_range_of_numbers_leaves_what_was_learned_where_it_is(net: str) 
     model.set_params(learning_rate=1e-9, settings={"boo_steps": 0})
     before = model.reconstruct(first)
     np.testing.assert_allclose(model.partial_fit(wider).reconstruct(first), before, atol=1e-4)
-    assert model.trainer_.pixel_range[1] > 40
+    assert model.trainer_.spec.pixel_range[1] > 40
 
 
 def test_a_wider_range_of_numbers_leaves_a_vampprior_where_it_is() -> None:
@@ -214,7 +214,7 @@ def test_a_task_larger_than_memory_is_learned_from_batches() -> None:
         ({"net": "cnn"}, r"unknown net 'cnn' \(net\)"),
         ({"latent_dim": 0}, "latent_dim is 0"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"likelihood": "gauss"}, "unknown likelihood"),
+        ({"likelihood": "gauss"}, "unknown value for likelihood"),
         ({"validation_fraction": 1.0}, "validation_fraction"),
         ({"validation_fraction": None}, "validation_fraction is None"),
         ({"compile": "yes"}, "compile"),

@@ -131,7 +131,7 @@ def test_a_run_on_black_and_white_pixels_does_not_go_on_with_grey_ones(tmp_path:
     assert model.sample(2).shape == (2, 8, 8)
     kept = BooVAE.load(model.save(tmp_path / "model"), device="cpu")
     for same in (model, kept, pickle.loads(pickle.dumps(model)), model.to("cpu")):
-        with pytest.raises(InputError, match="black and white pixels: it goes on with `boovae extend RUN`"):
+        with pytest.raises(InputError, match="black and white pixels: it continues with `boovae extend RUN`"):
             same.partial_fit(stream[1].train.images.view(-1, 8, 8))
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import distributions
 
 from boovae.cli.main import main
-from boovae.data import Stream
+from boovae.data import ImageSpec, Stream
 from boovae.experiments.latent_map import aggregated, divergence_to_prior, draw, make_map, prior_log_prob
 from boovae.model.distributions import DiagonalNormal
 from boovae.training.trainer import Trainer
@@ -25,7 +25,7 @@ SMALL = ["--dataset", "digits", "--limit", "24", "--net", "mlp:16", "--epochs", 
 
 def test_the_divergence_of_one_gaussian_is_known() -> None:
     """If all images have the same posterior, q̂ is one Gaussian, and its KL to N(0, I) has a closed form."""
-    trainer = Trainer(tiny(latent_dim=2, replicas=2), (8, 8))
+    trainer = Trainer(tiny(latent_dim=2, replicas=2), ImageSpec((8, 8)))
     mean, deviation = torch.tensor([1.0, -0.5]), torch.tensor([0.4, 1.2])
     posterior = DiagonalNormal(mean.expand(2, 30, 2), 2 * deviation.log().expand(2, 30, 2))
     one, other = distributions.Normal(mean, deviation), distributions.Normal(torch.zeros(2), torch.ones(2))

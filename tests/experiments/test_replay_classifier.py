@@ -17,8 +17,7 @@ from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.experiments import replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
-from boovae.experiments.replay import _past, curves
-from boovae.experiments.replay_points import Point, draw
+from boovae.experiments.replay import Point, _past, curves, draw
 from boovae.methods.boo import BooSettings
 from boovae.training.events import Observer
 from boovae.training.trainer import Trainer
@@ -163,7 +162,8 @@ def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
 
 def test_the_figure_has_no_empty_panel_where_no_generator_learned() -> None:
     exact, boo = (
-        Point(name, 2, [0.9, 0.8], [0.7, 0.6], images, 0.0, 1.0) for name, images in (("exact", 0), ("boo", 9))
+        Point(curve=name, seen=2, task_incremental=[0.9, 0.8], class_incremental=[0.7, 0.6], generator_images=images)
+        for name, images in (("exact", 0), ("boo", 9))
     )
     assert len(draw([exact]).axes) == 2
     assert [len(axes.lines) for axes in draw([exact, boo]).axes] == [2, 2, 1]

@@ -191,7 +191,7 @@ def test_what_boo_remembers_is_a_handful_of_images_per_task(digits: Stream) -> N
 @pytest.mark.parametrize("masses", ["sizes", "equal"])
 def test_the_dilution_is_what_a_task_has_lost_of_the_prior(masses: str) -> None:
     stream = Stream.from_tasks([torch.rand(count, 8, 8) for count in (40, 20, 10)])
-    trainer = Trainer(tiny(method="boo", boo_masses=masses, samples=2, epochs=1), stream.shape)
+    trainer = Trainer(tiny(method="boo", boo_masses=masses, samples=2, epochs=1), stream.spec)
     history: list[Any] = []
     held = []
     for seen, task in enumerate(stream, start=1):
@@ -208,7 +208,7 @@ def test_boo_with_distillation_forgets_a_tenth_of_what_fine_tuning_forgets() -> 
 
     def forgotten(method: str) -> float:
         settings = resolve({"dataset": "digits", "method": method, "replicas": 2, "samples": 300})
-        trainer = Trainer(settings.changed(tasks=4), stream.shape)
+        trainer = Trainer(settings.changed(tasks=4), stream.spec)
         history: list[Any] = []
         for seen, task in enumerate(stream, start=1):
             trainer.learn(task, Recorder())

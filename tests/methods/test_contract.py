@@ -56,7 +56,7 @@ def copied(task: Task) -> Task:
 @every_method
 def test_finished_tasks_are_forgotten_but_for_the_declared_memory(case: dict[str, Any], digits: Stream) -> None:
     method = make_method(tiny(**case))
-    trainer, poor = (Trainer(tiny(**case), digits.shape) for _ in range(2))
+    trainer, poor = (Trainer(tiny(**case), digits.spec) for _ in range(2))
     for task in digits[:3]:
         own = copied(task)
         trainer.learn(task, Recorder())
@@ -117,7 +117,7 @@ def test_memory_survives_a_restart_between_tasks(case: dict[str, Any], digits: S
     settings = tiny(**case)
     trainer = trained(settings.changed(tasks=2), digits)
     tensors, record = trainer.state()
-    stranger = Trainer(settings, digits.shape)
+    stranger = Trainer(settings, digits.spec)
     stranger.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
     for one in (trainer, stranger):
         one.learn(digits[2], Recorder())
@@ -230,10 +230,8 @@ def test_a_method_from_outside_trains_penalises_and_combines(digits: Stream, mon
         summary = "a toy"
 
         def begin_task(self, replicas: Any, task: TaskImages) -> None:
-            self._before = {"weights": replicas.parameters["decoder.0.weight"].clone()}
-
-        def state(self) -> dict[str, Tensor]:
-            return self._before if self.tasks_seen > 1 else {}
+            if self.tasks_seen > 1:
+                self.state = {"weights": replicas.parameters["decoder.0.weight"].clone()}
 
         def penalty(self, model: Any, batch: Any) -> dict[str, Tensor]:
             if not batch["state"]:
@@ -257,18 +255,30 @@ def test_a_method_from_outside_trains_penalises_and_combines(digits: Stream, mon
     assert all("anchor.drift" in event["train"] for event in epochs)
 
 
-def test_a_method_that_could_not_be_continued_or_hides_another_is_refused() -> None:
+def test_a_method_that_could_not_be_continued_or_hides_another_is_refused(
+    digits: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Forgetful(Method):
         name = "forgetful"
 
-        def memory(self) -> dict[str, Tensor]:
-            return {"w": torch.zeros(1)}
+        def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+            self.memory = {"w": torch.zeros(2, 1)}
+
+    class Overridden(Method):
+        name = "overridden"
+
+        def memory(self) -> dict[str, Tensor]:  # type: ignore[override]
+            return {}
 
     class Boo(Method):
         name = "boo"
 
-    with pytest.raises(InputError, match="Forgetful has memory but no load_memory"):
-        register(Forgetful)
+    monkeypatch.setattr("boovae.methods.registry.METHODS", dict(METHODS))
+    with pytest.raises(InputError, match=r"Overridden.memory would be replaced; fill the dictionary self.memory"):
+        register(Overridden)
+    register(Forgetful)
+    with pytest.raises(InputError, match="'forgetful' remembers w, which its memory_shapes does not have"):
+        trained(tiny(method="forgetful", tasks=1, epochs=1), digits)
     with pytest.raises(InputError, match="'boo', which boovae has itself"):
         register(Boo)
     assert "forgetful" not in METHODS
@@ -288,7 +298,7 @@ def test_a_step_is_compiled_once_it_has_its_final_form(digits: Stream, monkeypat
     monkeypatch.setattr(torch, "compile", compiled)
     for method, first in (("standard", True), ("boo+distill", False), ("boo+vcl", True), ("ewc", False)):
         calls = 0
-        trainer = Trainer(tiny(method=method), digits.shape, compile=True)
+        trainer = Trainer(tiny(method=method), digits.spec, compile=True)
         trainer.learn(digits[0], Recorder())
         assert (calls > 0) == first, method
         trainer.learn(digits[1], Recorder())
@@ -309,7 +319,7 @@ def test_compiled_code_sees_one_form_of_a_step(method: str, digits: Stream, monk
         return seen
 
     monkeypatch.setattr(torch, "compile", compiled)
-    trainer = Trainer(tiny(method=method, batch_size=1, replicas=2), digits.shape, compile=True)
+    trainer = Trainer(tiny(method=method, batch_size=1, replicas=2), digits.spec, compile=True)
     for task in digits[:2]:
         trainer.learn(task, Recorder())
     assert trainer.engine.steps_per_epoch > BLOCK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,8 +26,7 @@ every_choice = pytest.mark.parametrize("choice", ["random", "kcenter"])
 
 
 def coreset(trainer: Trainer) -> Coreset:
-    assert isinstance(trainer.method, Coreset)
-    return trainer.method
+    return next(part for part in trainer.method.parts if isinstance(part, Coreset))
 
 
 def places(images: Tensor, among: Tensor) -> list[int]:
@@ -45,7 +45,7 @@ def test_kept_images_are_training_images_stored_once_and_never_looked_up_again(
     choice: str, mode: str, digits: Stream
 ) -> None:
     settings = tiny(method="coreset", coreset_images=5, coreset_choice=choice, coreset_mode=mode)
-    trainer, poor = (Trainer(settings, digits.shape) for _ in range(2))
+    trainer, poor = (Trainer(settings, digits.spec) for _ in range(2))
     seen: list[Tensor] = []
     for index, task in enumerate(digits[:3]):
         train = task.train.images.clone()
@@ -92,7 +92,7 @@ def test_a_task_with_fewer_images_keeps_all_of_them_and_says_so(digits: Stream) 
         assert memory["images"].isfinite().all()
         assert memory["counts"].tolist() == [6, 9, 4]
         assert trainer.method.images_stored() == 19
-        kept = coreset(trainer).kept()
+        kept = coreset(trainer).stored_images()
         assert kept is not None
         assert kept.shape[1] == 19
         assert sorted(places(kept[1, :6], few[0])) == list(range(6))
@@ -181,7 +181,7 @@ def test_in_every_batch_each_image_counts_the_same(prefix: str, digits: Stream) 
     everything = torch.cat([batch["x"], kept], dim=1)
     noise = torch.cat([batch["latent"], batch[f"{prefix}kept_noise"]], dim=1)
     expected = trainer.replicas.map(per_image, everything, noise).mean(1)
-    terms = trainer.replicas.map(trainer.objective, batch)
+    terms = trainer.replicas.map(trainer.objective, batch).terms
     torch.testing.assert_close(terms["loss"] * 8 / (8 + 6), expected)
     torch.testing.assert_close(terms[f"{prefix}kept"], terms["loss"] - terms["reconstruction"] - 0.7 * terms["kl"])
 
@@ -203,7 +203,7 @@ def test_more_kept_images_than_the_batch_has_take_turns(digits: Stream) -> None:
 
     subset = kept.take_along_dim(chosen.unsqueeze(2), dim=1)
     expected = 18 / 5 * trainer.replicas.map(mean, subset, batch["kept_noise"])
-    torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch)["kept"], expected)
+    torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch).terms["kept"], expected)
     draws = trainer.draws(5, training=True)
     orders = trainer.generators.draw_all(draws, 2, 0, 0, steps=16)["kept_order"].argsort(2)[..., :5]
     assert (orders.sort(2).values.diff(dim=2) > 0).all()
@@ -212,7 +212,7 @@ def test_more_kept_images_than_the_batch_has_take_turns(digits: Stream) -> None:
 
 def test_kept_images_in_the_batch_are_binarised_like_it(digits: Stream) -> None:
     settings = tiny(method="coreset", coreset_images=3, coreset_mode="batch", binarize="dynamic", tasks=1)
-    trainer = Trainer(settings, digits.shape, binarize="dynamic")
+    trainer = Trainer(settings, replace(digits.spec, binarize="dynamic"))
     trainer.learn(digits[0], Recorder())
     begun(trainer, digits[1])
     kept = trainer.method.memory()["images"].flatten(1, 2)
@@ -225,7 +225,7 @@ def test_kept_images_in_the_batch_are_binarised_like_it(digits: Stream) -> None:
         return (bound.reconstruction + bound.kl).sum()
 
     expected = trainer.replicas.map(total, binary, batch["kept_noise"]) / 8
-    torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch)["kept"], expected)
+    torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch).terms["kept"], expected)
 
 
 def test_kept_images_in_the_batch_are_scored_by_the_components_of_finished_tasks(digits: Stream) -> None:
@@ -241,7 +241,7 @@ def test_kept_images_in_the_batch_are_scored_by_the_components_of_finished_tasks
         return (kl - model.likelihood.log_prob(model.decode(z), x)).sum()
 
     expected = trainer.replicas.map(total, kept, batch["coreset.kept_noise"]) / 8
-    torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch)["coreset.kept"], expected)
+    torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch).terms["coreset.kept"], expected)
 
 
 def test_early_stopping_does_not_look_at_kept_images(digits: Stream) -> None:
@@ -290,7 +290,7 @@ def test_kept_images_keep_the_old_task_and_more_so_in_every_batch(digits: Stream
 @pytest.mark.slow
 def test_compiled_steps_take_ever_more_kept_images(digits: Stream) -> None:
     settings = tiny(method="coreset", coreset_mode="batch", coreset_images=5)  # 5, then 10 beside a batch of 8
-    plain, compiled = (Trainer(settings, digits.shape, compile=compile) for compile in (False, True))
+    plain, compiled = (Trainer(settings, digits.spec, compile=compile) for compile in (False, True))
     for task in digits[:3]:
         plain.learn(task, Recorder())
         compiled.learn(task, Recorder())

@@ -26,7 +26,7 @@ PRIORS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("prior", PRIORS)
 def test_latents_are_those_of_the_prior_before_the_task(prior: str, digits: Stream) -> None:
     settings = tiny(tasks=1, **PRIORS[prior])
-    trainer, old = trained(settings, digits), Trainer(settings, digits.shape)
+    trainer, old = trained(settings, digits), Trainer(settings, digits.spec)
     old.load_state(*trainer.state())
     begun(trainer, digits[1])
     torch.manual_seed(0)
@@ -46,6 +46,6 @@ def test_latents_are_those_of_the_prior_before_the_task(prior: str, digits: Stre
 
     answers = old.replicas.map(before, batch[f"{part}uniform"], batch[f"{part}normal"])
     weight = settings.of(DistillSettings).distill_weight * len(digits[0].train.images) / len(digits[1].train.images)
-    terms = trainer.replicas.map(trainer.objective, batch)
+    terms = trainer.replicas.map(trainer.objective, batch).terms
     for name, divergence in trainer.replicas.map(now, *answers).items():
         torch.testing.assert_close(terms[name], weight * divergence)

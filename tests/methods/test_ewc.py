@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.data import Stream
+from boovae.data import ImageSpec, Stream
 from boovae.methods import TaskImages, ewc
 from boovae.replicas import stacked as replicas_module
 from boovae.replicas.randomness import Draw, Generators
@@ -21,7 +21,7 @@ from small import LATENT, PIXELS, random_images
 
 def make_trainer(**changes: Any) -> Trainer:
     chosen: dict[str, Any] = {"method": "ewc", "net": "mlp:8", "latent_dim": LATENT, "replicas": 2, "seed": 3}
-    return Trainer(Settings().changed(**{**chosen, **changes}), (PIXELS,))
+    return Trainer(Settings().changed(**{**chosen, **changes}), ImageSpec((PIXELS,)))
 
 
 def task_of(train: Tensor, own: int | None = None, before: tuple[int, ...] = ()) -> TaskImages:
@@ -46,7 +46,7 @@ def plain_fisher(trainer: Trainer, replica: int, images: Tensor, noise: Tensor) 
 def end_of(trainer: Trainer, task: TaskImages) -> dict[str, Tensor]:
     """End a task without training; return the memory."""
     trainer.method.see(task.index + 1)
-    trainer.method.end_task(trainer.replicas, task)
+    trainer.method.parts[0].end_task(trainer.replicas, task)
     return trainer.method.memory()
 
 
@@ -60,10 +60,10 @@ def wander(trainer: Trainer, seed: int) -> dict[str, Tensor]:
 
 def penalty_and_gradient(trainer: Trainer, replica: int) -> tuple[Tensor, dict[str, Tensor]]:
     """What the loss of one replica gains, and its slope, through the functional call that training uses."""
-    replicas, state = trainer.replicas, replica_of(trainer.method.state(), replica)
+    replicas, state = trainer.replicas, replica_of(trainer.method.state, replica)
 
     def total(parameters: dict[str, Tensor]) -> Tensor:
-        terms = replicas.call(parameters, trainer.method.penalty, {"state": state})
+        terms = replicas.call(parameters, trainer.method.parts[0].penalty, {"state": state})
         value: Tensor = terms["drift"]
         return value
 
@@ -120,7 +120,7 @@ def test_the_penalty_and_its_gradient_are_those_of_the_formula() -> None:
     trainer = make_trainer(ewc_strength=strength)
     memory = end_of(trainer, task_of(random_images(before)))
     trainer.method.see(2)
-    trainer.method.begin_task(trainer.replicas, task_of(random_images(now, seed=1), before=(before,)))
+    trainer.method.parts[0].begin_task(trainer.replicas, task_of(random_images(now, seed=1), before=(before,)))
     at_anchor, flat = penalty_and_gradient(trainer, 0)
     assert at_anchor.item() == 0
     assert not any(gradient.any() for gradient in flat.values())
@@ -157,7 +157,7 @@ def test_three_tasks_in_one_quadratic_are_the_sum_of_their_quadratics(monkeypatc
         thetas.append(wander(trainer, index))
         memory = end_of(trainer, task_of(random_images(size, seed=index), before=sizes[:index]))
     trainer.method.see(4)
-    trainer.method.begin_task(trainer.replicas, task_of(random_images(now), before=sizes))
+    trainer.method.parts[0].begin_task(trainer.replicas, task_of(random_images(now), before=sizes))
 
     def truth(theta: dict[str, Tensor], replica: int) -> float:
         return sum(

@@ -51,7 +51,7 @@ def test_em_raises_the_likelihood_and_survives_identical_codes() -> None:
 
 def test_the_components_learn_with_the_networks_and_accumulate(digits: Stream) -> None:
     settings = tiny(method="mog")
-    trainer, earlier = Trainer(settings, digits.shape), torch.empty(2, 0, 3, 4)
+    trainer, earlier = Trainer(settings, digits.spec), torch.empty(2, 0, 3, 4)
     for done, task in enumerate(digits[:3], start=1):
         trainer.learn(task, Recorder())
         memory = trainer.method.memory()
@@ -90,7 +90,7 @@ def test_em_weighs_the_components_and_gradients_keep_them_equal(digits: Stream) 
 @pytest.mark.filterwarnings("error")
 def test_a_task_of_one_image_leaves_the_prior_whole(digits: Stream) -> None:
     rare = replace(digits[1], train=Split(digits[1].train.images[:1], digits[1].train.labels[:1]))
-    trainer = Trainer(tiny(method="mog"), digits.shape)
+    trainer = Trainer(tiny(method="mog"), digits.spec)
     for task in (digits[0], rare):
         trainer.learn(task, Recorder())
     assert finite(trainer)

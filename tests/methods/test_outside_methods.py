@@ -7,13 +7,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import field, make_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench_parts import GIVEN
+from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.errors import InputError
-from boovae.methods import Method, make_method, register
+from boovae.methods import METHODS, Method, make_method, register
 from conftest import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
@@ -74,100 +77,177 @@ def test_a_changed_file_asks_for_its_cells_anew(anchor: Path) -> None:
     assert after[1] != before[1]
 
 
-def test_its_strengths_are_set_tuned_and_compared_like_settings(anchor: Path, tmp_path: Path) -> None:
-    short = ["--tasks", "2", "--epochs", "2", "--limit", "20", "--samples", "10", "--device", "cpu"]
-    run = [*short, "--generated", "20", "--method", "boo+anchor", "--quiet"]
-    losses = []
-    for strength in ("anchor_pull=0", "anchor_pull=1e4"):
-        out = tmp_path / strength
-        ended = boovae("train", *run, "--strengths", strength, "--out", str(out), methods=anchor)
+SHORT = ["--tasks", "2", "--epochs", "2", "--limit", "20", "--samples", "10", "--device", "cpu"]
+
+
+def losses(run: Path) -> list[dict[str, list[float]]]:
+    """Return the training losses of a run, epoch by epoch."""
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [event["train"] for event in events if event["event"] == "epoch"]
+
+
+def test_its_settings_are_flags(anchor: Path, tmp_path: Path) -> None:
+    run = [*SHORT, "--generated", "20", "--method", "boo+anchor", "--metric", "nll", "--quiet"]
+
+    def learned(flags: str) -> list[dict[str, list[float]]]:
+        out = tmp_path / flags.replace(" ", "_")
+        ended = boovae("train", *run, *flags.split(), "--out", str(out), methods=anchor)
         assert ended.returncode == 0, ended.stderr
-        events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        losses.append([event["train"] for event in events if event["event"] == "epoch"])
-    assert losses[0][0] == losses[1][0]  # the first task has nothing to hold to
-    assert losses[0][-1] != losses[1][-1]
-    ended = boovae("tune", "anchor", *short, "--seeds-each", "1", "--json", methods=anchor)
+        return losses(out)
+
+    usual = learned("--anchor-pull=100 --anchor-norm squares --anchor-after 1")
+    for flags in ("--anchor-pull 1e4", "--anchor-norm sizes", "--anchor-after 2"):
+        other = learned(flags)
+        assert usual[:2] == other[:2]  # the first task has nothing to hold to
+        assert usual[-1] != other[-1]
+
+
+def test_its_settings_have_their_place_in_the_help(anchor: Path) -> None:
+    said = boovae("train", "--method", "anchor", "--help", methods=anchor).stdout
+    for text in ("--anchor-pull FLOAT", "--anchor-norm {squares,sizes}", "--anchor-after INT"):
+        assert text in said
+    assert "How the decoder's first layer is held." in said
+    assert "Weight of the penalty. (default: 100.0)" in said
+    assert "--anchor-pull" in boovae("train", "--help-all", methods=anchor).stdout
+    assert "--anchor-pull" not in boovae("train", "--method", "boo", "--help", methods=anchor).stdout
+
+
+def test_it_is_tuned(anchor: Path, tmp_path: Path) -> None:
+    ended = boovae("tune", "anchor", *SHORT, "--seeds-each", "1", "--json", methods=anchor)
     assert [trial["value"] for trial in json.loads(ended.stdout)] == pytest.approx([1.0, 10.0, 100.0, 1e3, 1e4])
-    program = "from boovae.config import resolve; from boovae.bench.cells import plan\n"
-    program += "usual, strong = plan(['digits'], ['anchor', 'strong=anchor:anchor_pull=1000'], {}, 2)\n"
-    program += "print(usual.settings.strengths, *strong.settings.strengths, usual.name != strong.name)\n"
-    program += "print(resolve({'method': 'anchor', 'anchor_pull': 3}) == "
-    program += "resolve({'method': 'anchor', 'strengths': ['anchor_pull=3.0']}))"
+    recipe = tmp_path / "recipe.toml"
+    words = ["--setting", "anchor_pull", "--values", "3", "30", "--seeds-each", "1", "--recipe", str(recipe)]
+    ended = boovae("tune", "boo+anchor", *SHORT, *words, methods=anchor)
+    assert ended.returncode == 0, ended.stderr
+    assert "anchor_pull = 3" in recipe.read_text()
+    ended = boovae("tune", "anchor", *SHORT, "--setting", "anchor_after", methods=anchor)
+    assert ended.returncode == 2
+    assert "method anchor has no such strength; it has anchor_pull" in ended.stderr
+
+
+def printed(program: str, anchor: Path) -> list[str]:
+    """Return the lines that a program prints which knows the method."""
     environment = {**os.environ, "BOOVAE_METHODS": str(anchor)}
-    said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
-    assert said == "() anchor_pull=1000.0 True\nTrue\n"
+    return subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).splitlines()
 
 
-def test_a_flag_replaces_the_strength_it_names_and_a_bench_gives_each_method_its_own(
-    anchor: Path, tmp_path: Path
-) -> None:
-    two = anchor.read_text().replace('{"anchor_pull": 100.0}', '{"anchor_pull": 100.0, "anchor_more": 0.0}')
-    anchor.write_text(two)
+def test_its_settings_come_from_flags_files_and_variants(anchor: Path, tmp_path: Path) -> None:
     config = tmp_path / "own.toml"
-    config.write_text('method = "anchor"\nanchor_pull = 3\nanchor_more = 2\n')
-    program = f"""
+    config.write_text(
+        'method = "anchor"\nanchor_pull = 3\n[method_settings]\nanchor_norm = "sizes"\nanchor_after = 2\n'
+    )
+    said = printed(
+        f"""
 from pathlib import Path
 from boovae.cli.main import parsed
 from boovae.methods import resolve
 from boovae.bench.cells import plan
-from boovae.runs.tune import _what
 file = Path({str(config)!r})
-print(*resolve({{"strengths": ["anchor_pull=7"]}}, file).strengths)
-print(*parsed("train", ["--config", str(file), "--strengths", "anchor_pull=7"]).strengths)
-boo, own, same = plan(["digits"], ["boo", "anchor", "same=anchor:anchor_pull=100"], {{"anchor_more": 5}}, 2)
-print(boo.settings.strengths, *own.settings.strengths, own.name == same.name)
-print(*_what(resolve({{"method": "anchor"}}), "anchor_more", None)[1])
-"""
-    environment = {**os.environ, "BOOVAE_METHODS": str(anchor)}
-    said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).splitlines()
-    assert said[:2] == ["anchor_more=2.0 anchor_pull=7.0"] * 2
-    assert said[2] == "() anchor_more=5.0 True"
-    assert said[3] == "0.01 0.1 1.0 10.0 100.0"  # of a strength that is 0 there are no multiples
+print(resolve({{}}, file).own)
+print(resolve({{"anchor_pull": 7}}, file).own)
+print(parsed("train", ["--config", str(file), "--anchor-pull", "7"])[1] == resolve({{"anchor_pull": 7}}, file))
+print(resolve({{"method": "boo"}}, file).own == resolve({{"method": "boo"}}).own)
+methods = ["boo", "anchor", "same=anchor:anchor_pull=100", "strong=anchor:anchor_pull=1000,anchor_norm=sizes"]
+boo, usual, same, strong = plan(["digits"], methods, {{"anchor_after": 2}}, 2)
+print(usual.settings.own, strong.settings.own)
+print(usual.name == same.name, usual.name != strong.name, [name for name, _ in boo.settings.own if "anchor" in name])
+""",
+        anchor,
+    )
+    file = "('anchor_after', 2), ('anchor_norm', 'sizes'), ('anchor_pull'"
+    assert said[0] == f"({file}, 3.0))"
+    assert said[1] == f"({file}, 7.0))"
+    assert said[2:4] == ["True", "True"]
+    assert said[4] == f"(('anchor_after', 2),) ({file}, 1000.0))"
+    assert said[5] == "True True []"
 
 
-def test_a_run_is_not_continued_with_another_version_of_the_file(anchor: Path, tmp_path: Path) -> None:
+def test_a_file_that_postpones_its_annotations_is_read(anchor: Path) -> None:
+    anchor.write_text(f"from __future__ import annotations\n{anchor.read_text()}")
+    program = "from boovae.methods import resolve; print(resolve({'method': 'anchor', 'anchor_after': 3}).own)"
+    assert printed(program, anchor) == ["(('anchor_after', 3),)"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("moved.square()", "moved.square() / 2", "was begun with another version of the file that has anchor"),
+        ("= 100.0", "= 200.0", "--anchor-pull 100.0 there, the default here"),
+    ],
+)
+def test_a_run_is_not_continued_with_another_version_of_the_file(
+    before: str, after: str, said: str, anchor: Path, tmp_path: Path
+) -> None:
     words = ["train", "--method", "anchor", "--tasks", "1", "--epochs", "1", "--limit", "20", "--samples", "5"]
     words += ["--generated", "20", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]
     assert boovae(*words, methods=anchor).returncode == 0
     assert boovae(*words, methods=anchor).returncode == 0  # it is finished
-    anchor.write_text(anchor.read_text().replace("100.0", "200.0"))
+    anchor.write_text(anchor.read_text().replace(before, after))
     ended = boovae(*words, methods=anchor)
     assert ended.returncode == 2
-    assert "was begun with another version of the file that has anchor" in ended.stderr
+    assert said in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--method", "anchor", "--strengths", "anchor_pul=3"], "did you mean 'anchor_pull'"),
-        (["--method", "boo", "--strengths", "anchor_pull=3"], "unknown strength of boo (--strengths) 'anchor_pull'"),
-        (["--method", "anchor", "--strengths", "anchor_pull"], "it must be NAME=NUMBER"),
-        (["--method", "anchor", "--strengths", "anchor_pull=inf"], "a finite one"),
-        (["--method", "anchor", "--strengths", "anchor_pull=1", "anchor_pull=2"], "anchor_pull twice"),
-    ],
-)
-def test_a_strength_that_is_none_is_refused_before_training(
-    words: list[str], complaint: str, anchor: Path, tmp_path: Path
-) -> None:
-    ended = boovae("train", *words, "--out", str(tmp_path / "run"), methods=anchor)
-    assert ended.returncode == 2
-    assert complaint in ended.stderr
+REFUSED = {
+    "--method anchor --anchor-pul 3": "--anchor-pull FLOAT",  # perhaps you meant
+    "--method boo --anchor-pull 3": "--anchor-pull is a setting of method 'anchor', and 'boo' does not read it",
+    "--method anchor --anchor-pull inf": "--anchor-pull is inf; it must be finite",
+    "--method anchor --anchor-pull=-1": "--anchor-pull is -1.0; it must be a number of at least 0",
+    "--method anchor --anchor-after 0": "--anchor-after is 0; it must be a whole number of at least 1",
+    "--method anchor --anchor-after 1.5": "--anchor-after",
+    "--method anchor --anchor-norm squars": "invalid choice 'squars' for argument '--anchor-norm'",
+    "--method anchor --strengths anchor_pull=3": "a setting of a method is a flag of its own",
+    "--method anchor --config own.toml": "unknown value for --anchor-norm 'squars': did you mean 'squares'?",
+}
+ALL_REFUSED = """
+import contextlib, io, json, sys
+from boovae.cli.main import main
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            main(["train", *words.split(), "--out", "run"])
+        except SystemExit as stop:
+            print(json.dumps([stop.code, errors.getvalue()]))
+"""
+
+
+def test_a_setting_that_it_cannot_have_is_refused_before_training(anchor: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('anchor_norm = "squars"\n')
+    words = [sys.executable, "-c", ALL_REFUSED, json.dumps(list(REFUSED))]
+    environment = {**os.environ, "BOOVAE_METHODS": str(anchor)}
+    said = subprocess.check_output(words, cwd=tmp_path, env=environment, text=True).splitlines()
+    for complaint, (code, errors) in zip(REFUSED.values(), map(json.loads, said), strict=True):
+        assert code == 2
+        assert complaint in errors
     assert not (tmp_path / "run").exists()
 
 
+def section(annotation: Any, name: str = "own_pull", default: Any = 1.0) -> Any:
+    return make_dataclass("OwnSettings", [(name, annotation, field(default=default))], bases=(Section,), frozen=True)
+
+
 @pytest.mark.parametrize(
-    ("strengths", "complaint"),
+    ("changes", "complaint"),
     [
-        ({"ewc_strength": 1.0}, "'ewc_strength', a setting of boovae"),
-        ({"a pull": 1.0}, "'a pull', no name that Python could give"),
-        ({"pull": "much"}, "pull is 'much'; it must be a number"),
+        ({"sections": (section(float, "ewc_strength"),)}, "OwnSettings has 'ewc_strength', a setting of ewc; choose"),
+        ({"sections": (section(int, "epochs", 1),)}, "OwnSettings has 'epochs', a setting of boovae; choose another"),
+        ({"sections": (dict,)}, "use frozen dataclasses derived from Section"),
+        ({"sections": ("own_pull",)}, "use frozen dataclasses derived from Section"),
+        ({"sections": (section(NotNegative, default=-1.0),)}, "own_pull is -1.0; it must be a number of at least 0"),
+        ({"sections": (section(float, default="much"),)}, "own_pull is 'much'; it must be a number"),
+        ({"sections": (section(float),), "search": {"own_pul": (1.0,)}}, "unknown setting in Own.search 'own_pul'"),
+        ({"search": {"own_pull": (1.0,)}}, "unknown setting in Own.search 'own_pull'"),
+        ({"sections": (section(NotNegative),), "search": {"own_pull": (1.0, -1.0)}}, "own_pull is -1.0; it must be"),
+        ({"sections": (section(AtLeastOne, default=1),), "search": {"own_pull": (1.5,)}}, "own_pull is 1.5; it must"),
+        ({"name": "a+b"}, "use letters, digits, '_' and '-'"),
+        ({"name": "ewc"}, "which boovae has itself; choose another name"),
+        ({"memory": lambda self: {}}, "has memory but no load_memory"),
     ],
 )
-def test_strengths_that_could_not_be_told_from_settings_are_refused(
-    strengths: dict[str, float], complaint: str
-) -> None:
+def test_a_class_that_could_not_be_used_is_refused(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InputError, match=re.escape(complaint)):
-        register(type("Own", (Method,), {"name": "own", "strengths": strengths}))
+        register(type("Own", (Method,), {"name": "own", **changes}))
+    assert "own" not in METHODS
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.func import grad, vmap
 from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.methods import METHODS, make_method
-from boovae.methods.base import Combination, Method, TaskImages
+from boovae.methods.base import Method, TaskImages
 from boovae.methods.replay import Replay
 from boovae.metrics.cost import ledger
 from boovae.metrics.likelihood import log_likelihood
@@ -35,11 +36,7 @@ def under_way(trainer: Trainer, task: Task) -> Trainer:
 
 
 def replay(trainer: Trainer) -> Replay:
-    method: Method = trainer.method
-    if isinstance(method, Combination):
-        method = method.parts["replay"]
-    assert isinstance(method, Replay)
-    return method
+    return next(part for part in trainer.method.parts if isinstance(part, Replay))
 
 
 def generated(trainer: Trainer, batch: dict[str, Any]) -> Tensor:
@@ -78,7 +75,7 @@ def test_the_teacher_is_the_model_before_the_task_and_stays_so(digits: Stream) -
 
 def test_images_come_from_the_teacher_and_its_prior_alone(digits: Stream) -> None:
     trainer = trained(tiny(method="replay", replay_images=6, tasks=1), digits)
-    old = Trainer(trainer.settings, digits.shape)
+    old = Trainer(trainer.settings, digits.spec)
     old.load_state(*trainer.state())
     under_way(trainer, digits[1])
     batch = step(trainer, digits[1].train.images[:8])
@@ -88,7 +85,7 @@ def test_images_come_from_the_teacher_and_its_prior_alone(digits: Stream) -> Non
 
 def test_a_prior_of_pseudo_inputs_is_frozen_with_the_teacher(digits: Stream) -> None:
     trainer = trained(tiny(method="replay", prior="vamp", tasks=1), digits)
-    old = Trainer(trainer.settings, digits.shape)
+    old = Trainer(trainer.settings, digits.spec)
     old.load_state(*trainer.state())
     under_way(trainer, digits[1])
     batch = step(trainer, digits[1].train.images[:8])
@@ -106,8 +103,8 @@ def test_no_gradient_reaches_the_teacher(method: str, digits: Stream) -> None:
     batch, name = step(trainer, digits[1].train.images[:8]), "replay.replay" if "+" in method else "replay"
 
     def term(parameters: dict[str, Tensor], state: dict[str, Tensor], buffers: Any, batch: Any) -> Tensor:
-        objective = trainer.objective
-        replayed: Tensor = trainer.replicas.call({**parameters, **buffers}, objective, {**batch, "state": state})[name]
+        loss = trainer.replicas.call({**parameters, **buffers}, trainer.objective, {**batch, "state": state})
+        replayed: Tensor = loss.penalties[name]
         return replayed
 
     arguments = (trainer.replicas.parameters, batch["state"], trainer.replicas.buffers, batch)
@@ -167,7 +164,7 @@ def test_the_term_is_the_weighted_elbo_of_the_generated_images(digits: Stream) -
         dataclasses.replace(task, train=type(task.train)(task.train.images[:count], task.train.labels[:count]))
         for task, count in zip(digits[:3], (12, 18, 10), strict=True)
     ]
-    trainer = Trainer(tiny(method="replay", replay_images=6, replay_weight=0.4, kl_weight=0.7), digits.shape)
+    trainer = Trainer(tiny(method="replay", replay_images=6, replay_weight=0.4, kl_weight=0.7), digits.spec)
     for task in tasks[:2]:
         trainer.learn(task, Recorder())
     under_way(trainer, tasks[2])
@@ -179,7 +176,7 @@ def test_the_term_is_the_weighted_elbo_of_the_generated_images(digits: Stream) -
         return (bound.reconstruction + 0.7 * bound.kl).mean()
 
     expected = 0.4 * 30 / 10 * trainer.replicas.map(mean, generated(trainer, batch), batch["replay_noise"])
-    terms = trainer.replicas.map(trainer.objective, batch)
+    terms = trainer.replicas.map(trainer.objective, batch).terms
     torch.testing.assert_close(terms["replay"], expected)
     torch.testing.assert_close(terms["loss"], terms["reconstruction"] + 0.1 * terms["kl"] + terms["replay"])
 
@@ -191,7 +188,7 @@ def test_the_term_is_the_weighted_elbo_of_the_generated_images(digits: Stream) -
 def test_with_boo_old_components_generate_and_score(reencode: bool, digits: Stream) -> None:
     settings = tiny(method="boo+replay", replay_images=6, boo_reencode=reencode, tasks=1)
     trainer = trained(settings, digits)
-    old = Trainer(settings, digits.shape)
+    old = Trainer(settings, digits.spec)
     old.load_state(*trainer.state())
     under_way(trainer, digits[1])
     batch = step(trainer, digits[1].train.images[:8])
@@ -208,15 +205,15 @@ def test_with_boo_old_components_generate_and_score(reencode: bool, digits: Stre
 
     images = old.replicas.map(sampled, uniform, normal)
     expected = trainer.replicas.map(mean, images, noise) * len(digits[0].train.images) / len(digits[1].train.images)
-    torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch)["replay.replay"], expected)
+    torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch).terms["replay.replay"], expected)
 
 
 @pytest.mark.parametrize("binarize", ["dynamic", "threshold"])
 def test_where_images_are_binary_replayed_ones_are_drawn_from_their_means(binarize: str, digits: Stream) -> None:
     settings = tiny(method="replay", replay_images=6, binarize=binarize, tasks=1)
-    trainer = Trainer(settings, digits.shape, binarize=binarize)
+    trainer = Trainer(settings, replace(digits.spec, binarize=binarize))
     trainer.learn(digits[0], Recorder())
-    old = Trainer(settings, digits.shape)
+    old = Trainer(settings, digits.spec)
     old.load_state(*trainer.state())
     under_way(trainer, digits[1])
     for training in (True, False):
@@ -226,7 +223,7 @@ def test_where_images_are_binary_replayed_ones_are_drawn_from_their_means(binari
 
 
 def test_images_binarised_behind_the_settings_back_are_refused(digits: Stream) -> None:
-    trainer = Trainer(tiny(method="replay"), digits.shape, binarize="dynamic")
+    trainer = Trainer(tiny(method="replay"), replace(digits.spec, binarize="dynamic"))
     trainer.learn(digits[0], Recorder())
     with pytest.raises(InputError, match="binarize"):
         trainer.learn(digits[1], Recorder())

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.data import Stream
+from boovae.data import ImageSpec, Stream
 from boovae.methods import TaskImages
 from boovae.methods.si import SISettings
 from boovae.model.vae import VAE
-from boovae.replicas.engine import validation_chunk
+from boovae.replicas.engine import Engine, validation_chunk
 from boovae.replicas.stacked import replica_of
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -26,17 +26,17 @@ STRENGTH, DAMPING = 5.0, 0.2
 def make_trainer(**changes: Any) -> Trainer:
     chosen: dict[str, Any] = {"method": "si", "net": "mlp:8", "latent_dim": LATENT, "replicas": 2, "seed": 3}
     chosen |= {"si_strength": STRENGTH, "si_damping": DAMPING}
-    return Trainer(Settings().changed(**{**chosen, **changes}), (PIXELS,))
+    return Trainer(Settings().changed(**{**chosen, **changes}), ImageSpec((PIXELS,)))
 
 
 def begin(trainer: Trainer, index: int, images: Tensor) -> TaskImages:
     """Begin a task as the trainer does, with steps that the test chooses."""
     task = TaskImages(index, "a task", images, images, len(images), (len(images),) * index)
     trainer.method.see(index + 1)
-    trainer.method.begin_task(trainer.replicas, task)
+    trainer.method.parts[0].begin_task(trainer.replicas, task)
     noise = {"latent": torch.zeros(2, 1, validation_chunk(len(images)), LATENT)}
-    trainer.engine.load(images, images, 8, trainer.method.state(), noise)
-    trainer.engine.rate.copy_(torch.tensor([1e-2, 3e-3]))
+    trainer.engine = engine = Engine(trainer.step, images, images, 8, trainer.method.state, noise)
+    engine.rate.copy_(torch.tensor([1e-2, 3e-3]))
     return task
 
 
@@ -78,7 +78,7 @@ def plain_path(
 def test_credit_and_importance_equal_a_plain_loop(index: int) -> None:
     trainer, images = make_trainer(), random_images(30)
     importance = random_importance(trainer) if index else {}
-    trainer.method.load_memory({name: tensor.clone() for name, tensor in importance.items()})
+    trainer.method.parts[0].memory = {name: tensor.clone() for name, tensor in importance.items()}
     models = [trainer.build() for _ in range(2)]
     for replica, model in enumerate(models):
         model.load_state_dict(replica_of(trainer.replicas.tensors(), replica))
@@ -87,8 +87,8 @@ def test_credit_and_importance_equal_a_plain_loop(index: int) -> None:
     steps = torch.randint(30, (2, 7, 8), generator=generator)
     noise = torch.randn(2, 7, 8, LATENT, generator=generator)
     trainer.engine.run_block(steps, {"latent": noise})
-    found = {name: tensor.clone() for name, tensor in trainer.method.state().items()}
-    trainer.method.end_task(trainer.replicas, task)
+    found = {name: tensor.clone() for name, tensor in trainer.method.state.items()}
+    trainer.method.parts[0].end_task(trainer.replicas, task)
     for replica, rate in enumerate((1e-2, 3e-3)):
         old = replica_of(importance, replica)
         path, anchor, end = plain_path(models[replica], old, images, rate, steps[replica], noise[replica])
@@ -104,17 +104,17 @@ def test_credit_and_importance_equal_a_plain_loop(index: int) -> None:
 def test_the_penalty_is_zero_at_the_anchor_and_else_as_the_formula_says() -> None:
     trainer = make_trainer()
     importance = random_importance(trainer)
-    trainer.method.load_memory(importance)
+    trainer.method.parts[0].memory = importance
     begin(trainer, 1, random_images(10))
     start = {name: tensor.clone() for name, tensor in trainer.replicas.parameters.items()}
 
     def drift(model: VAE, state: dict[str, Tensor]) -> Tensor:
-        return trainer.method.penalty(model, {"state": state})["drift"]
+        return trainer.method.parts[0].penalty(model, {"state": state})["drift"]
 
-    assert trainer.replicas.map(drift, trainer.method.state()).tolist() == [0, 0]
+    assert trainer.replicas.map(drift, trainer.method.state).tolist() == [0, 0]
     for tensor in trainer.replicas.parameters.values():
         tensor += 0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
-    found = trainer.replicas.map(drift, trainer.method.state())
+    found = trainer.replicas.map(drift, trainer.method.state)
     for replica in range(2):
         truth = sum(
             STRENGTH * (importance[f"importance.{name}"] * (tensor - start[name]) ** 2)[replica].sum().item()
@@ -136,7 +136,7 @@ class Diary(Recorder):
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
         key = event["task"], event["epoch"]
-        self.states[key] = {name: tensor.clone() for name, tensor in trainer.method.state().items()}
+        self.states[key] = {name: tensor.clone() for name, tensor in trainer.method.state.items()}
         self.weights[key] = {name: tensor.clone() for name, tensor in trainer.replicas.parameters.items()}
 
 

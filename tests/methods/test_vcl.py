@@ -25,7 +25,7 @@ from boovae.model.bayesian import (
     recorded_shapes,
 )
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
+from boovae.replicas.step import Batch
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
 from conftest import Recorder, same, tiny, trained
@@ -171,7 +171,7 @@ def test_shapes_of_outputs_are_found_and_nothing_is_left_behind() -> None:
 
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_the_penalty_is_the_divergence_to_the_previous_posterior_per_image(earlier: int, digits: Stream) -> None:
-    trainer = Trainer(tiny(method="vcl", vcl_weight=0.5, vcl_log_variance=-3.0), digits.shape)
+    trainer = Trainer(tiny(method="vcl", vcl_weight=0.5, vcl_log_variance=-3.0), digits.spec)
     for task in digits[:earlier]:
         trainer.learn(task, Recorder())
     before = {name: tensor.double() for name, tensor in trainer.replicas.parameters.items()}
@@ -179,7 +179,7 @@ def test_the_penalty_is_the_divergence_to_the_previous_posterior_per_image(earli
     generator = torch.Generator().manual_seed(0)
     for tensor in trainer.replicas.parameters.values():
         tensor += 0.1 * torch.randn(tensor.shape, generator=generator)
-    terms: dict[str, Tensor] = trainer.replicas.map(trainer.method.penalty, {"state": trainer.method.state()})
+    terms: dict[str, Tensor] = trainer.replicas.map(trainer.method.parts[0].penalty, {"state": trainer.method.state})
     now = {name: tensor.double() for name, tensor in trainer.replicas.parameters.items()}
     for replica in range(2):
         total = torch.zeros((), dtype=torch.float64)
@@ -199,7 +199,7 @@ def test_a_task_begins_without_divergence_and_logs_it(digits: Stream) -> None:
     epochs = recorder.of("epoch")
     first, second = ([event for event in epochs if event["task"] == task] for task in (0, 1))
     # Every weight starts at 4 nats from N(0, 1) but for its mean; the images of the task share them.
-    layers = bayesian_layers(Trainer(tiny(method="vcl"), digits.shape).replicas.model)
+    layers = bayesian_layers(Trainer(tiny(method="vcl"), digits.spec).replicas.model)
     size = sum(parameter.numel() for layer in layers.values() for parameter in layer.parameters()) / 2
     expected = 4.0 * size / len(digits[0].train.images)
     assert first[0]["train"]["weights"] == pytest.approx([expected, expected], rel=0.1)
@@ -227,7 +227,7 @@ def batch_of(trainer: Trainer, images: Tensor, *, training: bool) -> Batch:
     count, rows = len(images), len(trainer.replicas)
     noise = trainer.generators.draw_all(trainer.draws(count, training=training), "test")
     weight, ones = torch.full((rows, count), 1 / count), torch.ones(rows)
-    state = trainer.method.state()
+    state = trainer.method.state
     return {"x": images.expand(rows, -1, -1), "weight": weight, "kl_weight": ones, "state": state, **noise}
 
 
@@ -242,8 +242,8 @@ def test_noise_is_in_the_elbo_of_training_and_nowhere_else(method: str, digits: 
             tensor.fill_(-40.0)  # as good as certain
     images = digits[1].train.images
     noisy_batch, plain_batch = (batch_of(trainer, images, training=training) for training in (True, False))
-    loud, plain = (trainer.replicas.map(trainer.objective, batch) for batch in (noisy_batch, plain_batch))
-    silent = calm.replicas.map(calm.objective, noisy_batch)
+    loud, plain = (trainer.replicas.map(trainer.objective, batch).terms for batch in (noisy_batch, plain_batch))
+    silent = calm.replicas.map(calm.objective, noisy_batch).terms
     for name in ("reconstruction", "kl"):
         if name == "kl" and "multihead" in method:
             assert torch.equal(loud[name], plain[name])  # the encoder belongs to the task alone
@@ -257,6 +257,7 @@ def test_noise_is_in_the_elbo_of_training_and_nowhere_else(method: str, digits: 
 
 def test_components_of_the_prior_are_encoded_with_mean_weights(digits: Stream) -> None:
     trainer = trained(tiny(method="boo+vcl", tasks=1, vcl_log_variance=-1.0), digits)
+    vcl = trainer.method.parts[1]
     trainer._begin(trainer._task_images(digits[1]))
     batch = batch_of(trainer, digits[1].train.images[:5], training=True)
 
@@ -268,10 +269,10 @@ def test_components_of_the_prior_are_encoded_with_mean_weights(digits: Stream) -
             seen.append(posterior.mean)
             return posterior
 
-        with trainer.method.perturbed(model, batch):
+        with vcl.perturbed(model, trainer.method.batch_of(vcl, batch)):
             posterior = watched(batch["x"])
             model.decode(posterior.mean)
-            model.prior.kl(posterior, posterior.mean, watched)
+            model.prior.for_training(watched)
         return seen[0] - model.encoder(batch["x"]).mean, seen[1] - model.encoder(model.prior.live_inputs).mean
 
     images, components = trainer.replicas.map(encodings, batch)
@@ -291,7 +292,7 @@ def test_log_variances_learn_from_the_images(digits: Stream) -> None:
 
 
 def test_the_network_starts_as_that_of_other_methods_and_is_evaluated_at_its_means(digits: Stream) -> None:
-    plain, fresh = (Trainer(tiny(method=method), digits.shape) for method in ("standard", "vcl"))
+    plain, fresh = (Trainer(tiny(method=method), digits.spec) for method in ("standard", "vcl"))
     assert all(torch.equal(fresh.replicas.parameters[name], plain.replicas.parameters[name]) for name in plain_names())
     assert ledger(fresh).parameters == 2 * (ledger(plain).parameters or 0)
     bayesian = trained(tiny(method="vcl", tasks=1, vcl_log_variance=-1.0), digits)
@@ -314,7 +315,7 @@ def plain_names() -> list[str]:
 def test_layers_of_one_task_alone_stay_ordinary(digits: Stream) -> None:
     trainer = trained(tiny(method="multihead+vcl", tasks=2), digits)
     assert set(bayesian_layers(trainer.replicas.model)) == {"decoder.body.0", "decoder.body.2", "decoder.body.4"}
-    assert set(trainer.method.training_draws(7)) == {f"vcl.decoder.body.{layer}" for layer in (0, 2, 4)}
+    assert set(trainer.draws(7, training=True)) - {"latent"} == {f"vcl.decoder.body.{layer}" for layer in (0, 2, 4)}
     assert not any("log_variance" in name for name in trainer.method.memory())
 
 
@@ -337,12 +338,12 @@ def test_compiled_training_is_the_same_in_one_graph(method: str, digits: Stream)
     settings = tiny(method=method, tasks=2)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled = Trainer(settings, digits.shape, compile=True)
+    compiled = Trainer(settings, digits.spec, compile=True)
     for task in digits[:2]:
         compiled.learn(task, Recorder())
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     plain = trained(settings, digits)
-    assert not same(plain, Trainer(settings, digits.shape))
+    assert not same(plain, Trainer(settings, digits.spec))
     for name, tensor in plain.replicas.parameters.items():
         torch.testing.assert_close(compiled.replicas.parameters[name], tensor, rtol=1e-4, atol=1e-5)

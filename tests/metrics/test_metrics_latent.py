@@ -97,11 +97,11 @@ def test_the_map_shows_where_a_flow_takes_the_components(digits: Stream) -> None
 
 
 def test_a_diverged_replica_has_no_map(digits: Stream) -> None:
-    trainer = Trainer(tiny(), digits.shape)
+    trainer = Trainer(tiny(), digits.spec)
     nothing = torch.full((2, 5, trainer.settings.model.latent_dim), torch.nan)
     assert latent_map(trainer, {0: DiagonalNormal(nothing, nothing)})["codes"] == []
 
 
 def test_tasks_whose_images_are_gone_are_left_out(digits: Stream) -> None:
-    trainer = Trainer(tiny(), digits.shape)
+    trainer = Trainer(tiny(), digits.spec)
     assert list(codes(trainer, [None, digits[1]])) == [1]

@@ -13,15 +13,16 @@ from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Normal as TorchNormal
 from torch.func import grad, vmap
 
-from boovae.data import Stream
+from boovae.data import ImageSpec, Stream
 from boovae.errors import InputError
 from boovae.methods import make_method
 from boovae.model.likelihoods import Bernoulli
 from boovae.model.nets import make_nets
 from boovae.model.priors import NormalPrior, Prior, VampPrior
-from boovae.model.vae import VAE
+from boovae.model.vae import VAE, Bound
 from boovae.replicas.stacked import Replicas
 from boovae.training.events import Event
+from boovae.training.task_progress import Control
 from boovae.training.trainer import Trainer
 from conftest import Recorder, in_torch, tiny
 
@@ -47,12 +48,19 @@ def log_ratios(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
     return ratios
 
 
+def tight_bound(
+    model: VAE, x: Tensor, noise: Tensor, kl_weight: Tensor, choice: Tensor | None = None
+) -> tuple[Tensor, Bound]:
+    density = model.prior.for_training(model.posterior)[0]
+    return model.tight_bound(x, model.posterior(x), density, noise, kl_weight, choice)
+
+
 @pytest.mark.parametrize("prior", [NormalPrior(LATENT), VampPrior(3, PIXELS, (0.0, 1.0))], ids=["normal", "vamp"])
 def test_several_samples_make_the_importance_weighted_bound(prior: Prior) -> None:
     model = model_with(prior)
     x, noise = torch.rand(IMAGES, PIXELS).round(), torch.randn(7, IMAGES, LATENT)
     truth = math.log(7) - log_ratios(model, x, noise).logsumexp(0)
-    torch.testing.assert_close(model.tight_bound(x, noise, torch.ones(()))[0], truth)
+    torch.testing.assert_close(tight_bound(model, x, noise, torch.ones(()))[0], truth)
 
 
 def test_more_samples_are_tighter_and_never_better_than_the_truth() -> None:
@@ -61,7 +69,7 @@ def test_more_samples_are_tighter_and_never_better_than_the_truth() -> None:
     mean = {}
     for samples in (1, 5, 50):
         noise = torch.randn(4000, samples, IMAGES, LATENT)
-        bounds = vmap(lambda noise: model.tight_bound(x, noise, torch.ones(()))[0])(noise)
+        bounds = vmap(lambda noise: tight_bound(model, x, noise, torch.ones(()))[0])(noise)
         mean[samples] = bounds.mean().item()
     truth = (math.log(200_000) - log_ratios(model, x, torch.randn(200_000, IMAGES, LATENT)).logsumexp(0)).mean().item()
     assert mean[1] > mean[5] + 0.01 > mean[50] + 0.02 > truth + 0.02
@@ -75,7 +83,7 @@ def plain_loss(model: VAE, x: Tensor, kl_weight: Tensor, noise: Tensor, choice: 
 
 
 def tight_loss(model: VAE, x: Tensor, kl_weight: Tensor, noise: Tensor, choice: Tensor) -> Tensor:
-    return model.tight_bound(x, noise, kl_weight, choice)[0].mean()
+    return tight_bound(model, x, noise, kl_weight, choice)[0].mean()
 
 
 def gradients(model: VAE, loss: Loss, kl_weight: float, draws: int) -> dict[str, Tensor]:
@@ -109,8 +117,8 @@ def test_the_gradient_is_that_of_the_bound_in_the_mean(prior: Prior, kl_weight: 
 def test_the_gradient_comes_with_the_value_of_the_bound() -> None:
     model, weight = model_with(NormalPrior(LATENT)), torch.tensor(0.7)
     x, noise = torch.rand(IMAGES, PIXELS).round(), torch.randn(7, IMAGES, LATENT)
-    with_gradient, parts = model.tight_bound(x, noise, weight, torch.rand(7, IMAGES))
-    torch.testing.assert_close(with_gradient, model.tight_bound(x, noise, weight)[0])
+    with_gradient, parts = tight_bound(model, x, noise, weight, torch.rand(7, IMAGES))
+    torch.testing.assert_close(with_gradient, tight_bound(model, x, noise, weight)[0])
     torch.testing.assert_close(with_gradient, math.log(7) - (-parts.weighted(weight)).logsumexp(0))
 
 
@@ -127,7 +135,7 @@ def test_an_encoder_that_is_right_is_left_alone_by_every_draw() -> None:
 
 @pytest.mark.parametrize("method", ["boo+distill", "boo-flow+distill", "mog", "joint", "multihead+ewc", "boo+replay"])
 def test_methods_learn_by_it_and_the_losss_terms_stay_those_of_the_elbo(method: str, digits: Stream) -> None:
-    trainer = Trainer(tiny(method=method, bound_samples=4), digits.shape)
+    trainer = Trainer(tiny(method=method, bound_samples=4), digits.spec)
     recorder = Recorder()
     for task in digits[:2]:
         trainer.learn(task, recorder)
@@ -139,7 +147,7 @@ def test_methods_learn_by_it_and_the_losss_terms_stay_those_of_the_elbo(method: 
 def test_validation_weighs_the_kl_fully_from_the_first_epoch_on(digits: Stream) -> None:
     """Else the best epoch of a warm-up would be chosen by numbers that cannot be compared."""
     settings = tiny(method="standard", bound_samples=4, kl_warmup=50, epochs=2)
-    trainer = Trainer(settings, digits.shape)
+    trainer = Trainer(settings, digits.spec)
     told: list[list[float]] = []
 
     class Noting(Recorder):
@@ -156,15 +164,15 @@ def test_validation_weighs_the_kl_fully_from_the_first_epoch_on(digits: Stream) 
 def test_plateaus_and_early_stopping_watch_the_bound_that_is_learned(
     digits: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(tiny(method="boo+distill", bound_samples=4, kl_weight=0.5, stop_by="bound"), digits.shape)
+    trainer = Trainer(tiny(method="boo+distill", bound_samples=4, kl_weight=0.5, stop_by="bound"), digits.spec)
     seen: list[tuple[Any, Any]] = []
-    watch = trainer._watch
+    judge = Control.judge
 
-    def noting(plain: Any, watched: Any, broken: Any) -> None:
+    def noting(control: Control, settings: Any, epoch: int, plain: Any, watched: Any, *others: Any) -> Any:
         seen.append((plain, watched))
-        watch(plain, watched, broken)
+        return judge(control, settings, epoch, plain, watched, *others)
 
-    monkeypatch.setattr(trainer, "_watch", noting)
+    monkeypatch.setattr(Control, "judge", noting)
     recorder = Recorder()
     for task in digits[:2]:
         trainer.learn(task, recorder)
@@ -182,5 +190,7 @@ def test_what_cannot_have_several_samples_is_refused() -> None:
     with pytest.raises(InputError, match="bound_samples is 0"):
         tiny(bound_samples=0)
     with pytest.raises(InputError, match="use normalisation='group', or bound_samples=1"):
-        Trainer(tiny(net="conv:4", normalisation="batch", bound_samples=2), (8, 8))
-    Trainer(tiny(normalisation="batch", bound_samples=2), (8, 8))  # without convolutions there is nothing to normalise
+        Trainer(tiny(net="conv:4", normalisation="batch", bound_samples=2), ImageSpec((8, 8)))
+    Trainer(
+        tiny(normalisation="batch", bound_samples=2), ImageSpec((8, 8))
+    )  # without convolutions there is nothing to normalise

@@ -94,7 +94,7 @@ def test_a_flow_that_may_not_learn_stays_boo(digits: Stream, monkeypatch: pytest
 def test_the_flow_learns_with_the_networks_and_is_held_at_old_components(digits: Stream) -> None:
     def drift(strength: float) -> tuple[float, float]:
         settings = tiny(method="boo-flow", tasks=2, epochs=12, flow_drift=strength, learning_rate=5e-3)
-        trainer = Trainer(settings, digits.shape)
+        trainer = Trainer(settings, digits.spec)
         trainer.learn(digits[0], Recorder())
         prior = trainer.replicas.model.prior
         assert isinstance(prior, FlowPrior)

@@ -11,9 +11,10 @@ from torch import Tensor
 from boovae.model.vae import VAE
 from boovae.replicas import engine as engine_module
 from boovae.replicas import stacked as replicas_module
-from boovae.replicas.engine import BLOCK, Batch, validation_chunk
+from boovae.replicas.engine import BLOCK, Engine, validation_chunk
 from boovae.replicas.randomness import seed_for
 from boovae.replicas.stacked import replica_of
+from boovae.replicas.step import Batch, Loss
 from boovae.training.trainer import Trainer
 from conftest import Recorder
 from small import LATENT, make_task, make_trainer, random_images
@@ -60,10 +61,10 @@ def plain_training(
 @pytest.mark.parametrize("prior", ["normal", "vamp"])
 def test_steps_equal_a_plain_loop_over_modules(replicas: int, prior: str) -> None:
     trainer = make_trainer(replicas, prior=prior, components=4)
-    engine, steps, kl_weight = trainer.engine, 5, 0.7
+    steps, kl_weight = 5, 0.7
     images = random_images(40)
     order, noise = random_steps(replicas, 40, steps, 8)
-    engine.load(images, images[:5], 8, {}, no_noise(replicas, 5))
+    engine = Engine(trainer.step, images, images[:5], 8, {}, no_noise(replicas, 5))
     rates = [1e-2, 3e-3, 1e-4][:replicas]
     engine.rate.copy_(torch.tensor(rates))
     engine.kl_weight.fill_(kl_weight)
@@ -85,9 +86,9 @@ def test_steps_equal_a_plain_loop_in_single_precision() -> None:
     trainer = make_trainer(3)
     images = random_images(40)
     order, noise = random_steps(3, 40, 5, 8)
-    trainer.engine.load(images, images[:5], 8, {}, no_noise(3, 5))
-    trainer.engine.rate.fill_(1e-3)
-    trainer.engine.run_block(order, noise)
+    engine = Engine(trainer.step, images, images[:5], 8, {}, no_noise(3, 5))
+    engine.rate.fill_(1e-3)
+    engine.run_block(order, noise)
     for r, seed in enumerate(trainer.settings.training.seeds):
         model = plain_module(trainer, seed)
         plain_training(model, 1e-3, 1.0, images, order[r], noise["latent"][r])
@@ -102,10 +103,10 @@ def test_every_replica_may_have_its_own_images() -> None:
     images = random_images(3, 40)
     order, noise = random_steps(3, 40, 4, 8)
     valid = random_images(3, 5, seed=1)
-    trainer.engine.load(images, valid, 8, {}, no_noise(3, 5))
-    trainer.engine.rate.fill_(1e-2)
-    trainer.engine.run_block(order, noise)
-    terms = trainer.engine.validate()
+    engine = Engine(trainer.step, images, valid, 8, {}, no_noise(3, 5))
+    engine.rate.fill_(1e-2)
+    engine.run_block(order, noise)
+    terms = engine.validate()
     for r, seed in enumerate(trainer.settings.training.seeds):
         model = plain_module(trainer, seed)
         plain_training(model, 1e-2, 1.0, images[r], order[r], noise["latent"][r])
@@ -123,36 +124,34 @@ def test_two_blocks_equal_one_after_the_other() -> None:
     images = random_images(40)
     order, noise = random_steps(1, 40, steps, 8)
     trainer = make_trainer()
-    trainer.engine.load(images, images[:5], 8, {}, no_noise(1, 5))
-    trainer.engine.rate.fill_(1e-2)
+    engine = Engine(trainer.step, images, images[:5], 8, {}, no_noise(1, 5))
+    engine.rate.fill_(1e-2)
     for part in (slice(0, BLOCK), slice(BLOCK, steps)):
-        trainer.engine.run_block(order[:, part], {"latent": noise["latent"][:, part]})
+        engine.run_block(order[:, part], {"latent": noise["latent"][:, part]})
     model = plain_module(trainer, 3)
     losses = plain_training(model, 1e-2, 1.0, images, order[0], noise["latent"][0])
-    assert trainer.engine.totals["loss"].item() == pytest.approx(sum(losses), rel=1e-8)
-    assert trainer.engine.steps.tolist() == [steps]
+    assert engine.totals["loss"].item() == pytest.approx(sum(losses), rel=1e-8)
+    assert engine.moments.steps.tolist() == [steps]
 
 
 def test_forgetting_the_moments_of_one_replica_leaves_the_others() -> None:
     trainer = make_trainer(3)
     images = random_images(40)
-    trainer.engine.load(images, images[:5], 8, {}, no_noise(3, 5))
-    trainer.engine.rate.fill_(1e-2)
-    trainer.engine.run_block(*random_steps(3, 40, 2, 8))
-    before = {name: tensor.clone() for name, tensor in trainer.engine.second.items()}
-    trainer.engine.reset_optimiser(1)
-    assert trainer.engine.steps.tolist() == [2, 0, 2]
-    for name, tensor in trainer.engine.second.items():
+    engine = Engine(trainer.step, images, images[:5], 8, {}, no_noise(3, 5))
+    engine.rate.fill_(1e-2)
+    engine.run_block(*random_steps(3, 40, 2, 8))
+    before = {name: tensor.clone() for name, tensor in engine.moments.second.items()}
+    engine.moments.forget(1)
+    assert engine.moments.steps.tolist() == [2, 0, 2]
+    for name, tensor in engine.moments.second.items():
         assert not tensor[1].any()
         assert torch.equal(tensor[[0, 2]], before[name][[0, 2]])
-    trainer.engine.reset_optimiser()
-    assert not any(tensor.any() for tensor in (*trainer.engine.first.values(), trainer.engine.steps))
 
 
 def test_a_batch_is_never_larger_than_the_task() -> None:
     trainer, recorder = make_trainer(epochs=1, batch_size=100), Recorder()
     trainer.learn(make_task(random_images(10), random_images(4)), recorder)
-    assert trainer.engine.steps.tolist() == [1]
+    assert trainer.engine.moments.steps.tolist() == [1]
     assert trainer.engine.batch_size == 10
 
 
@@ -160,14 +159,14 @@ def test_every_image_is_seen_at_most_once_in_an_epoch(monkeypatch: pytest.Monkey
     monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)  # a loop shows plain tensors
     seen: list[list[float]] = []
     trainer = make_trainer(epochs=2, batch_size=8)
-    objective = trainer.engine.objective
+    objective = trainer.step.objective
 
-    def spy(model: VAE, batch: Batch) -> dict[str, Tensor]:
+    def spy(model: VAE, batch: Batch) -> Loss:
         if len(batch["x"]) == 8:
             seen.append(batch["x"][:, 0].tolist())
         return objective(model, batch)
 
-    trainer.engine.objective = spy
+    trainer.step.objective = spy
     trainer.learn(make_task(random_images(20), random_images(3)), Recorder())
     assert len(seen) == 4
     for epoch in (seen[:2], seen[2:]):
@@ -187,9 +186,9 @@ def test_validation_is_the_plain_mean_over_the_images(images: int, chunk: int, m
     chunks = math.ceil(images / size)
     noise = torch.randn(3, chunks, size, LATENT, generator=torch.Generator().manual_seed(2))
     valid = random_images(images)
-    trainer.engine.load(random_images(30, seed=5), valid, 8, {}, {"latent": noise})
-    trainer.engine.kl_weight.fill_(0.5)
-    terms = trainer.engine.validate()
+    engine = Engine(trainer.step, random_images(30, seed=5), valid, 8, {}, {"latent": noise})
+    engine.kl_weight.fill_(0.5)
+    terms = engine.validate()
     for r, seed in enumerate(trainer.settings.training.seeds):
         model = plain_module(trainer, seed)
         bound = model.bound(valid, noise[r].flatten(0, 1)[:images])
@@ -202,10 +201,10 @@ def test_validation_is_the_plain_mean_over_the_images(images: int, chunk: int, m
 def test_validation_changes_neither_weights_nor_moments() -> None:
     trainer = make_trainer(2)
     images = random_images(20)
-    trainer.engine.load(images, images, 8, {}, no_noise(2, 20))
+    engine = Engine(trainer.step, images, images, 8, {}, no_noise(2, 20))
     before = {name: tensor.clone() for name, tensor in trainer.replicas.parameters.items()}
-    one = trainer.engine.validate()
-    two = trainer.engine.validate()
+    one = engine.validate()
+    two = engine.validate()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.replicas.parameters.items())
-    assert not any(tensor.any() for tensor in trainer.engine.first.values())
+    assert not any(tensor.any() for tensor in engine.moments.first.values())

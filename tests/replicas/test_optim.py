@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from boovae.replicas.adam import Control, adam_step
+from boovae.replicas.adam import adam_step
+from boovae.training.task_progress import Control
 
 RATES = (1e-2, 3e-4, 0.1)
 SHAPES = ((4, 3), (5,), ())

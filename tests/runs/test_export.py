@@ -187,4 +187,4 @@ def test_what_cannot_be_exported_is_said(
     with pytest.raises(InputError, match=r"method 'multihead' has a network per task: say which \(task\)"):
         export(trained(tiny(method="multihead", tasks=1, epochs=1), digits), {}, tmp_path, "safetensors")
     with pytest.raises(InputError, match="no task is finished"):
-        export(Trainer(tiny(), digits.shape), {}, tmp_path, "safetensors")
+        export(Trainer(tiny(), digits.spec), {}, tmp_path, "safetensors")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from boovae.cli.main import main
-from boovae.config.resolve import _packaged
+from boovae.config.resolve import packaged_toml
 from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import METHODS, REGISTRY, make_method, resolve
@@ -50,8 +50,8 @@ def test_a_method_is_tuned_by_its_main_strength_unless_another_is_named() -> Non
 def test_a_candidate_among_others_is_what_it_would_be_alone(part: str, setting: str, digits: Stream) -> None:
     first, second = (-9.0, -4.0) if setting == "vcl_log_variance" else (0.2, 5.0)
     method = f"boo+{part}" if part in ("distill", "replay") else part
-    together = Trainer(tiny(method=method), digits.shape, seeds=[0, 0], candidates={setting: [first, second]})
-    alone = Trainer(tiny(method=method, replicas=1, **{setting: second}), digits.shape)
+    together = Trainer(tiny(method=method), digits.spec, seeds=[0, 0], candidates={setting: [first, second]})
+    alone = Trainer(tiny(method=method, replicas=1, **{setting: second}), digits.spec)
     for trainer in (together, alone):
         for task in digits[:2]:
             trainer.learn(task, Recorder())
@@ -167,7 +167,7 @@ def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     main(["tune", "ewc", *words, "--values", "1", "1000", "--replicas", "3", "--recipe", str(recipe), "--json"])
     said = capsys.readouterr()
     trials = json.loads(said.out)
-    assert "--replicas has no say in tune: --seeds-each" in said.err
+    assert "--replicas does not matter to tune: --seeds-each" in said.err
     assert re.search(r"ewc_strength: (1 is the smallest|1000 is the largest) value tried", said.err)
     assert [len(trial["nll"]) for trial in trials] == [1, 1]
     assert [trial["value"] for trial in trials] == [1.0, 1000.0]
@@ -177,7 +177,7 @@ def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_recipes_set_the_strength_of_a_method_and_of_its_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {"ewc": {"ewc_strength": 7.0}, "boo+ewc": {"ewc_strength": 9.0}}
-    monkeypatch.setitem(_packaged("strengths.toml"), "mnist", chosen)
+    monkeypatch.setitem(packaged_toml("boovae.config", "strengths.toml"), "mnist", chosen)
 
     def strength(**given: Any) -> float:
         return resolve({"dataset": "mnist", **given}).of(EWCSettings).ewc_strength

@@ -31,7 +31,7 @@ def decoded(trainer: Trainer, z: list[float], task: int | None) -> np.ndarray[An
     """Return the second replica's image at z, as bytes, by way of all replicas at once."""
     view = trainer.replicas if task is None else trainer.method.view(trainer.replicas, task)
     images = view.map(VAE.images, torch.tensor(z).expand(len(view), 1, -1))
-    return np.asarray((images[1, 0] * 255).round().to(torch.uint8).reshape(trainer.shape))
+    return np.asarray((images[1, 0] * 255).round().to(torch.uint8).reshape(trainer.spec.shape))
 
 
 def near(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:

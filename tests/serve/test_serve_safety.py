@@ -93,7 +93,7 @@ Z = {"z": [0.0] * 4}
         ("/api/path", {"start": Z}, "end"),
         ("/api/path", {"start": Z, "end": Z, "frames": 1}, "frames"),
         ("/api/path", {"start": Z, "end": {"z": [0.0] * 3}}, "4 dimensions"),
-        ("/api/path", {"start": Z, "end": {"z": [0.0, 0.0, 0.0, 1e39]}}, "within"),
+        ("/api/path", {"start": Z, "end": {"z": [0.0, 0.0, 0.0, 1e39]}}, "less than or equal to 10000"),
         ("/api/path", {"start": Z, "end": {"z": ["0"] * 4}}, "z"),
         ("/api/path", {"start": Z | {"task": 7}, "end": Z}, "there are tasks 0 to 1"),
     ],

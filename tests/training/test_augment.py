@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance
 from scipy.ndimage import map_coordinates
 from torch.func import vmap
 
-from boovae.data import load_stream
+from boovae.data import ImageSpec, load_stream
 from boovae.errors import InputError
 from boovae.methods import resolve
 from boovae.runs.progress import Silent, Watch
@@ -61,7 +61,7 @@ def test_each_image_has_its_own_factors_and_replicas_their_own_draws(pixel_range
 
 def test_images_that_are_drawn_black_and_white_are_so_after_the_jitter_too() -> None:
     settings = resolve({"method": "standard", "jitter": 0.9, "net": "mlp:8", "latent_dim": 2})
-    trainer = Trainer(settings, SHAPE, binarize="dynamic")
+    trainer = Trainer(settings, ImageSpec(SHAPE, binarize="dynamic"))
     model, seen = trainer.build(), []
     model.encoder.register_forward_pre_hook(lambda encoder, inputs: seen.append(inputs[0]))
     batch = {"x": (images(4) + 1) / 2, "pixels": torch.rand(4, 90), "jitter": torch.rand(4, 3)}
@@ -72,7 +72,7 @@ def test_images_that_are_drawn_black_and_white_are_so_after_the_jitter_too() -> 
 
 def test_jitter_is_refused_where_pixels_are_to_be_black_and_white() -> None:
     with pytest.raises(InputError, match="jitter makes grey pixels"):
-        Trainer(resolve({"jitter": 0.1}), SHAPE, binarize="threshold")
+        Trainer(resolve({"jitter": 0.1}), ImageSpec(SHAPE, binarize="threshold"))
 
 
 # --- mirror ---------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_mirror_exchanges_left_and_right_of_every_colour_where_it_was_drawn(shap
 
 def test_training_draws_mirrored_images_and_scoring_does_not() -> None:
     settings = resolve({"dataset": "digits", "method": "standard", "mirror": True})
-    trainer = Trainer(settings, (8, 8))
+    trainer = Trainer(settings, ImageSpec((8, 8)))
     assert "mirror" in trainer.draws(8, training=True)
     assert "mirror" not in trainer.draws(8, training=False)
     model, seen = trainer.build(), []
@@ -104,7 +104,7 @@ def test_training_draws_mirrored_images_and_scoring_does_not() -> None:
 
 def test_mirror_is_refused_where_there_is_no_left_and_right() -> None:
     with pytest.raises(InputError, match=r"mirror needs pictures, these have shape \(64,\)"):
-        Trainer(resolve({"mirror": True}), (64,))
+        Trainer(resolve({"mirror": True}), ImageSpec((64,)))
 
 
 # --- deform ---------------------------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ def test_deform_moves_all_colours_together_and_each_replica_its_own_way() -> Non
 def test_training_draws_deformed_images_and_scoring_does_not() -> None:
     settings = resolve({"dataset": "digits", "epochs": 1, "deform": 0.1, "limit": 40})
     stream = load_stream("digits", limit=40)
-    trainer = Trainer(settings, stream.shape, stream.pixel_range)
+    trainer = Trainer(settings, stream.spec)
     assert {"deform", "deformed"} <= trainer.draws(8, training=True).keys()
     assert not {"deform", "deformed"} & trainer.draws(8, training=False).keys()
-    plain = Trainer(settings.changed(deform=0.0), stream.shape, stream.pixel_range)
+    plain = Trainer(settings.changed(deform=0.0), stream.spec)
     for each in (trainer, plain):
         each.learn(stream[0], Watch(Silent()))
     assert not any(
@@ -159,4 +159,4 @@ def test_training_draws_deformed_images_and_scoring_does_not() -> None:
 )
 def test_deform_is_refused_where_it_makes_no_sense(shape: tuple[int, ...], binarize: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Trainer(resolve({"deform": 0.1}), shape, binarize=binarize)
+        Trainer(resolve({"deform": 0.1}), ImageSpec(shape, binarize=binarize))

@@ -16,8 +16,8 @@ from boovae.errors import InputError
 from boovae.metrics.measure import evaluate
 from boovae.model.vae import VAE
 from boovae.replicas import stacked as replicas_module
-from boovae.replicas.engine import Batch
 from boovae.replicas.randomness import Draw
+from boovae.replicas.step import Batch, Loss
 from boovae.runs.train import train
 from boovae.training.events import Event
 from boovae.training.sampling import generate
@@ -78,7 +78,10 @@ def test_images_of_another_kind_are_refused_before_training(images: Tensor, comp
         ({"penalty": lambda self, model, batch: {"kl": torch.tensor(7.0)}}, "a penalty is called 'kl'"),
         ({"draws": lambda self, size: {"x": Draw("uniform", (size, PIXELS))}}, "a draw is called 'x'"),
         ({"training_draws": lambda self, size: {"latent": Draw("normal", (size, 2))}}, "a draw is called 'latent'"),
-        ({"state": lambda self: {"pull": torch.ones(5)}}, "'pull' of its state has shape \\(5,\\)"),
+        (
+            {"begin_task": lambda self, *task: self.state.update(pull=torch.ones(5))},
+            "'pull' of its state has shape \\(5,\\)",
+        ),
     ],
 )
 def test_a_method_that_would_replace_the_loss_or_the_images_is_refused(
@@ -86,7 +89,7 @@ def test_a_method_that_would_replace_the_loss_or_the_images_is_refused(
 ) -> None:
     trainer = make_trainer(2, epochs=1)
     for name, function in changes.items():
-        monkeypatch.setattr(type(trainer.method), name, function)
+        monkeypatch.setattr(type(trainer.method.parts[0]), name, function)
     with pytest.raises(InputError, match=complaint):
         trainer.learn(make_task(random_images(16), random_images(4)))
 
@@ -98,7 +101,7 @@ def test_replicas_want_their_own_axis() -> None:
     with pytest.raises(InputError, match="for 2 replicas; it must begin with their number"):
         trainer.replicas.map(lambda model, x: model.posterior(x).mean, images)
     with pytest.raises(InputError, match="3 values of ewc_strength for 2 replicas"):
-        Trainer(trainer.settings, trainer.shape, candidates={"ewc_strength": [1.0, 2.0, 3.0]})
+        Trainer(trainer.settings, trainer.spec, candidates={"ewc_strength": [1.0, 2.0, 3.0]})
 
 
 def test_what_cannot_be_measured_or_drawn_is_refused() -> None:
@@ -139,13 +142,13 @@ def test_without_warm_up_the_kl_weight_is_there_at_once() -> None:
 def test_dynamic_binarisation_is_drawn_anew_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)  # a loop shows plain tensors
     targets: list[Tensor] = []
-    bound = VAE.bound
+    bound_at = VAE.bound_at
 
-    def spy(model: VAE, x: Tensor, noise: Tensor) -> Any:
+    def spy(model: VAE, x: Tensor, *others: Any) -> Any:
         targets.append(x.clone())
-        return bound(model, x, noise)
+        return bound_at(model, x, *others)
 
-    monkeypatch.setattr(VAE, "bound", spy)
+    monkeypatch.setattr(VAE, "bound_at", spy)
     epochs, images = 40, 64
     grey = torch.linspace(0, 1, PIXELS)
     valid = torch.ones(5, PIXELS)
@@ -213,27 +216,27 @@ def test_the_learning_rate_falls_as_half_a_cosine() -> None:
 
 def diverging(trainer: Trainer, replica: int, epochs: set[int], *, poison: bool = True) -> None:
     """Break the training loss of one replica in some epochs: NaN with its gradient, or infinite without one."""
-    objective = trainer.engine.objective
+    objective = trainer.step.objective
 
-    def broken(model: VAE, batch: Batch) -> dict[str, Tensor]:
-        terms = objective(model, batch)
+    def broken(model: VAE, batch: Batch) -> Loss:
+        loss = objective(model, batch)
         if len(batch["x"]) == trainer.settings.training.batch_size and trainer.epoch in epochs:
             chosen = batch["state"]["number"] == replica
             if poison:
-                terms["loss"] = terms["loss"] * torch.where(chosen, math.nan, 1.0)
+                loss = loss._replace(value=loss.value * torch.where(chosen, math.nan, 1.0))
             else:
-                terms["loss"] = terms["loss"] + torch.where(chosen, math.inf, 0.0)
-        return terms
+                loss = loss._replace(value=loss.value + torch.where(chosen, math.inf, 0.0))
+        return loss
 
-    trainer.engine.objective = broken
-    trainer.method.state = lambda: {"number": torch.arange(len(trainer.replicas))}  # type: ignore[method-assign]
+    trainer.step.objective = broken
+    trainer.method.parts[0].state = {"number": torch.arange(len(trainer.replicas))}
 
 
 def test_a_replica_that_has_stopped_takes_no_more_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)  # one after another, as convolutions and large networks run
     task = make_task(random_images(24), random_images(6, seed=4))
     trainer, recorder, taken = make_trainer(3, epochs=40, early_stop=2, seed=0), Recorder(), []
-    trainer.engine.track = lambda state, step: taken.append(1)
+    trainer.step.track = lambda state, step: taken.append(1)
     trainer.learn(task, recorder)
     epochs = recorder.events[-1]["epochs"]
     assert len(set(epochs)) > 1

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
-import boovae.estimator.parameters
+import boovae.config.choose
 from boovae.cli.main import VERBS, main, parsed
 from boovae.methods import METHODS
 
@@ -49,7 +49,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(boovae.estimator.parameters, "SMALL_EPOCHS", 2)  # the estimator's own choice
+    monkeypatch.setattr(boovae.config.choose, "SMALL_EPOCHS", 2)  # the estimator's own choice
     code = "\n".join(blocks(page, "python"))
     if "onnxruntime" in code:
         pytest.importorskip("onnxruntime", reason="boovae[onnx] is not installed")
@@ -97,6 +97,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.M)
             slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in slugs, target
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=named)
+def test_files_of_the_repository_that_a_page_names_are_there(page: Path) -> None:
+    text = re.sub(BLOCK, "", page.read_text(encoding="utf-8"))
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path
 
 
 def test_links_of_the_site_lead_somewhere(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "com
 
 
 def trained_on_gpu(settings: Settings, stream: Stream, compiled: bool, recorder: Recorder | None = None) -> Trainer:
-    trainer = Trainer(settings, stream.shape, device="cuda", compile=compiled)
+    trainer = Trainer(settings, stream.spec, device="cuda", compile=compiled)
     for task in stream[: settings.data.tasks]:
         trainer.learn(task, recorder or Recorder())
     return trainer
@@ -65,7 +65,7 @@ def test_captured_training_learns_as_well_as_the_cpu(digits: Stream) -> None:
     """Other kernels and other random numbers, the same quality."""
     settings = tiny(epochs=60, tasks=1, replicas=4)
     on_gpu = trained_on_gpu(settings, digits, compiled=True)
-    on_cpu = Trainer(settings, digits.shape)
+    on_cpu = Trainer(settings, digits.spec)
     on_cpu.learn(digits[0], Recorder())
     images = digits[0].test.images
     gpu = log_likelihood(on_gpu.replicas, images.cuda(), 500).log_prob.mean().item()

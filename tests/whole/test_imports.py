@@ -25,7 +25,7 @@ class Nobody:
 
 stream = Stream.from_tasks([torch.rand(20, 6, 6), torch.rand(20, 6, 6)])
 settings = resolve({"net": "mlp:8", "latent_dim": 2, "epochs": 1, "batch_size": 4})
-trainer = Trainer(settings, stream.shape)
+trainer = Trainer(settings, stream.spec)
 for task in stream:
     trainer.learn(task, Nobody())
 print("learned", trainer.tasks_done)

@@ -1,4 +1,4 @@
-"""The cells of a bench: which runs it needs, what each is called, and what a finished one has left behind.
+"""The cells of a bench: which runs it needs, and what each is called.
 
 A cell is a run. Its folder is named by a hash of its configuration, so that the same cell of two benches is one run.
 Beside the folder `NAME/` lie `NAME.json`, what the cell has measured, written once it is finished; `NAME.lock`, held by
@@ -7,31 +7,26 @@ the process that works on it; and `NAME.log`, what that process had to say.
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
 from boovae.bench.published import FACES
-from boovae.bench.records import AGAIN, check_record
 from boovae.config import Settings, folder_name
+from boovae.config.resolve import refuse_foreign
 from boovae.errors import InputError
 
-#: Version of what lies in a folder of cells or results.
-FORMAT = 1
 #: After how many tasks `joint`, which starts afresh at every task, is trained; of faces, which are few, after each.
 JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
 #: What a bench is told by flags: all its columns have the same, so neither a file nor a variant can say it.
 BY_ARGUMENT = {"dataset": "{datasets}", "method": "{methods}"} | {
     name: f"{{{name}}}" for name in ("tasks", "replicas", "seed")
 }
-
-Summary = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -131,16 +126,17 @@ def plan(
 
     for dataset in datasets:
         if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
-            raise unknown_dataset(dataset, "dataset (--datasets)")
+            raise unknown_dataset(dataset, "dataset ({datasets})")
     variants = _variants(methods)
     if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
         raise InputError("{joint_tasks} is for joint, which is not among {methods}; add it, or leave {joint_tasks} out")
-    cells = [
-        cell
-        for dataset in datasets
-        for variant in variants
-        for cell in _cells(dataset, variant, {**given, "tasks": tasks}, joint_tasks)
-    ]
+    cells = list[Cell]()
+    for dataset, variant in product(datasets, variants):
+        try:
+            cells += _cells(dataset, variant, {**given, "tasks": tasks}, joint_tasks)
+        except InputError as error:
+            named = f"{{methods}} {variant.label}: " if variant.changes else ""
+            raise InputError(f"{named}{error.text}") from error
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense
         if cell.settings.data.dataset in DATASETS and cell.settings.data.borders is None:
@@ -150,7 +146,7 @@ def plan(
 
 def _variants(methods: Sequence[str]) -> list[Variant]:
     """Return what `--methods` names, each under a name of its own."""
-    from boovae.methods import is_method
+    from boovae.methods import REGISTRY, is_method
 
     variants = [Variant.parse(text) for text in methods]
     labels = [variant.label for variant in variants]
@@ -159,6 +155,10 @@ def _variants(methods: Sequence[str]) -> list[Variant]:
             f"{{methods}} names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value"
         )
     for variant in variants:
+        try:
+            refuse_foreign(variant.changes, variant.method, REGISTRY)
+        except InputError as error:  # its settings are no flags of a bench
+            raise InputError(f"{{methods}} {variant.label}: {error}") from error
         if variant.label != variant.method and is_method(variant.label):
             raise InputError(
                 f"{{methods}}: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "
@@ -215,45 +215,3 @@ def schedule(named: Mapping[str, Any], common: Mapping[str, Any] = MappingProxyT
 
     ours = "distill" in str(named["method"]).split("+")
     return resolve(named, preset=None if ours else "paper", common=common)
-
-
-# --- what a finished cell has left ----------------------------------------------------------------------------------
-
-
-def file_name(dataset: str) -> str:
-    """Return what the files of a dataset are called."""
-    return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in dataset)
-
-
-def summary_path(folder: Path, name: str) -> Path:
-    """Return where a finished cell's numbers lie; the file is there once the cell is finished."""
-    return folder / f"{name}.json"
-
-
-def read_summary(folder: Path, cell: Cell) -> Summary | None:
-    """Return what a finished cell has measured; None if it is not finished."""
-    from boovae.methods import from_mapping
-
-    path = summary_path(folder, cell.name)
-    if not path.exists():
-        return None
-    summary = _read_json(path)
-    if summary.get("format") != FORMAT:
-        raise InputError(f"{path} has format {summary.get('format')}, this version reads {FORMAT}: {AGAIN}")
-    try:
-        settings = from_mapping(dict(summary.get("settings", ())))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
-    if settings != cell.settings:
-        raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
-    return summary | {"evaluations": check_record(path, summary, cell)}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}; {AGAIN}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is damaged: {AGAIN}")
-    return content

@@ -1,7 +1,7 @@
 """Where cells are computed: processes on this machine, a Ray cluster, or Slurm.
 
-An executor is only told "do this job" and asked later how it went. Skipping, resuming and locking belong to the cell's
-folder (`work.py`), so all executors behave the same; a worker that is lost answers "lost", and its cell is run again.
+An executor is handed a job and asked later how it went. Skipping, resuming and locking belong to the cell's folder
+(`worker.py`), so all executors behave the same; a worker that is lost answers "lost", and its cell is run again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Protocol
 
 import boovae
-from boovae.bench.options import BenchOptions
+from boovae.bench.request import BenchOptions, Request
 from boovae.bench.worker import Answer, Job, work
 from boovae.errors import InputError
 
@@ -147,6 +149,35 @@ def _search_path() -> str:
     return os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
 
 
+# --- clusters -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Remote:
+    """A job on a cluster: `result` raises `failed` where the work has raised, `lost` where the worker is gone.
+
+    A worker is gone that was killed or is out of time, or whose machine is.
+    """
+
+    done: Callable[[], bool]
+    result: Callable[[], Answer]
+    cancel: Callable[[], None]
+    failed: type[Exception]
+    lost: type[Exception]
+
+    def poll(self) -> Answer | None:
+        """Return the job's answer; None while it works."""
+        if not self.done():
+            return None
+        try:
+            return self.result()
+        except self.failed as error:
+            return {"state": "failed", "error": str(error).strip().splitlines()[-1]}
+        except self.lost as error:
+            first = next(iter(str(error).strip().splitlines()), "")
+            return {"state": "lost", "error": f"{type(error).__name__}: {first}"}
+
+
 # --- Ray ------------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +205,15 @@ class Ray:
 
     def submit(self, job: Job) -> Handle:
         """Queue a task."""
-        return _RayTask(self._ray, self._work.remote(job))
+        ray, errors = self._ray, self._ray.exceptions
+        task = self._work.remote(job)
+        return Remote(
+            done=lambda: bool(ray.wait([task], timeout=0)[0]),
+            result=lambda: ray.get(task),
+            cancel=lambda: ray.cancel(task),  # its last checkpoint is at most half a minute old
+            failed=errors.RayTaskError,
+            lost=errors.RayError,
+        )
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
@@ -200,28 +239,6 @@ def _no_cluster(address: str | None, error: Exception) -> InputError:
     )
 
 
-class _RayTask:
-    def __init__(self, ray: ModuleType, reference: Any) -> None:
-        self._ray, self._reference = ray, reference
-
-    def poll(self) -> Answer | None:
-        """Return the task's answer; one whose process or machine is gone is lost."""
-        ready, _ = self._ray.wait([self._reference], timeout=0)
-        if not ready:
-            return None
-        try:
-            answer: Answer = self._ray.get(self._reference)
-            return answer
-        except self._ray.exceptions.RayTaskError as error:
-            return {"state": "failed", "error": str(error).strip().splitlines()[-1]}
-        except self._ray.exceptions.RayError as error:
-            return {"state": "lost", "error": f"{type(error).__name__}"}
-
-    def cancel(self) -> None:
-        """Ask the task to stop; its last checkpoint is at most half a minute old."""
-        self._ray.cancel(self._reference)
-
-
 # --- Slurm ----------------------------------------------------------------------------------------------------------
 
 
@@ -232,9 +249,8 @@ class Slurm:
         self,
         folder: Path,
         slots: int,
-        *,
         partition: str | None = None,
-        minutes: int | None = None,
+        minutes: int = MINUTES,
         gpus: float | None = None,
         device: str = "auto",
         cluster: str = "slurm",
@@ -248,36 +264,18 @@ class Slurm:
         whole = 0 if device == "cpu" else max(1, round(gpus or 1))  # Slurm gives whole GPUs
         options = {"slurm_partition": partition} if partition else {}
         self._executor.update_parameters(
-            name="boovae", timeout_min=minutes or MINUTES, cpus_per_task=2, gpus_per_node=whole, **options
+            name="boovae", timeout_min=minutes, cpus_per_task=2, gpus_per_node=whole, **options
         )
 
     def submit(self, job: Job) -> Handle:
         """Queue a job."""
-        return _SlurmJob(self._submitit, self._executor.submit(work, job))
+        task, errors = self._executor.submit(work, job), self._submitit.core.utils
+        return Remote(
+            task.done, task.result, task.cancel, failed=errors.FailedJobError, lost=errors.UncompletedJobError
+        )
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-class _SlurmJob:
-    def __init__(self, submitit: ModuleType, job: Any) -> None:
-        self._submitit, self._job = submitit, job
-
-    def poll(self) -> Answer | None:
-        """Return the job's answer; a job that left none (time limit, lost node) is lost."""
-        if not self._job.done():
-            return None
-        try:
-            answer: Answer = self._job.result()
-            return answer
-        except self._submitit.core.utils.UncompletedJobError as error:
-            return {"state": "lost", "error": str(error).strip().splitlines()[0]}
-        except self._submitit.core.utils.FailedJobError as error:
-            return {"state": "failed", "error": str(error).strip().splitlines()[-1]}
-
-    def cancel(self) -> None:
-        """Take the job back."""
-        self._job.cancel()
 
 
 # --- choosing one ---------------------------------------------------------------------------------------------------
@@ -294,17 +292,15 @@ def check_executor(arguments: BenchOptions) -> None:
             raise InputError(f"{{{name}}} is {value}; it must be above 0")
 
 
-def make_executor(arguments: BenchOptions, cells: int) -> Executor:
-    """Return the executor that the command line names, for so many cells."""
-    slots = arguments.workers or max(cells, 1)
-    if arguments.executor == "ray":
-        return Ray(slots, arguments.address, arguments.device, arguments.gpus)
-    if arguments.executor == "slurm":
-        options: dict[str, Any] = {
-            name: getattr(arguments, name) for name in ("partition", "minutes", "gpus", "device")
-        }
-        return Slurm(arguments.out.resolve(), slots, **options)
-    return Local(arguments.device, arguments.workers, arguments.gpus)
+def make_executor(request: Request, cells: int) -> Executor:
+    """Return the executor that a request names, for this many cells."""
+    slots = request.workers or max(cells, 1)
+    if request.executor == "ray":
+        return Ray(slots, request.address, request.device, request.gpus)
+    if request.executor == "slurm":
+        folder, minutes = request.out.resolve(), request.minutes or MINUTES
+        return Slurm(folder, slots, request.partition, minutes, request.gpus, request.device)
+    return Local(request.device, request.workers, request.gpus)
 
 
 def _imported(package: str, extra: str) -> ModuleType:

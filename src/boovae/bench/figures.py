@@ -1,35 +1,48 @@
-"""Curves over tasks, a panel for every task, and all samples on one sheet."""
+"""Curves over tasks, a panel for every task, samples and components on one sheet, and the small pictures of a record.
+
+Whatever the dataset, only what a decoder has made is kept in a record: never a real image, nor a pseudo-input, which
+may start at one and stay near it.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from boovae.bench.published import comparable, dataset_title
-from boovae.bench.results import Measured
-from boovae.bench.statistics import Spread
-from boovae.bench.tables import beside, rows_of, title_of
-from boovae.bench.thumbnails import LEARNED, Sheet, opened
+from boovae.bench.results import Measured, Spread
+from boovae.bench.tables import Grid, beside, rows_of, title_of
+from boovae.files import write_file
 from boovae.report.figures import chart
 from boovae.report.pictures import png
 from boovae.report.series import COLOURS, Series
+from boovae.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from PIL.Image import Image
-    from PIL.ImageFont import FreeTypeFont, ImageFont
 
 #: A metric's numbers per task: what they are called in the CSV files and on a chart.
 PER_TASK = {"nll": ("nll", "NLL, nats"), "diversity": ("diversity_term", "diversity term")}
 WIDTH, HEIGHT, LEGEND = 360, 210, 20  # of a chart on a sheet, and of a line of its legend
 PER_ROW = 5  # entries of a legend in a row
 LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels; a longer label has more
+#: Rows and columns of a run's grid of samples that are kept, and how many it has.
+SAMPLES, GRID = 4, 8
+#: Pixels from which a picture is halved.
+LARGE = 200
+#: Components of a task that are kept, the heaviest: those that stand for many images.
+LEARNED = 10
 
 
 def line(points: Sequence[tuple[float, Spread]], colour: int, dashed: bool = False) -> Series:
@@ -45,15 +58,13 @@ def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Marku
 
     Where the two can be compared they have the same axes.
     """
-    name = dataset_title(measured.dataset)
+    name, counts = dataset_title(measured.dataset), rows_of(measured, metric)
+    printed = beside(measured, metric) if paper else {}
     ours, theirs = [], []
-    printed = beside(measured, metric)
     for colour, label in enumerate(measured.labels):
-        counts = rows_of(measured, metric)
-        found = [(seen, measured.spread(label, seen, metric)) for seen in counts]
-        ours.append(line([(seen, spread) for seen, spread in found if spread], colour))
-        theirs_too = [(seen, printed.get((label, seen))) for seen in counts] if paper else []
-        theirs.append(line([(seen, Spread(p.mean, p.std, 0)) for seen, p in theirs_too if p], colour))
+        ours.append(_over_tasks(measured, label, counts, metric, colour))
+        numbers = [(seen, printed[label, seen]) for seen in counts if (label, seen) in printed]
+        theirs.append(line([(seen, Spread(number.mean, number.std, 0)) for seen, number in numbers], colour))
     printed_title = title_of(metric) if comparable(metric) else "FID"
     whose = ((ours, title_of(metric), "measured"), (theirs, printed_title, "in the paper"))
     both = [*ours, *theirs] if comparable(metric) else []
@@ -71,15 +82,22 @@ def panels(measured: Measured, metric: str) -> list[Markup]:
     column, title = PER_TASK[metric]
     charts = []
     for task, name in enumerate(measured.task_names):
-        lines = []
-        for colour, label in enumerate(measured.labels):
-            found = [(seen, measured.spread(label, seen, column, task)) for seen in range(task + 1, measured.tasks + 1)]
-            lines.append(line([(seen, spread) for seen, spread in found if spread], colour))
+        counts = range(task + 1, measured.tasks + 1)
+        lines = [
+            _over_tasks(measured, label, counts, column, colour, task) for colour, label in enumerate(measured.labels)
+        ]
         plain = name.replace("$", r"\$")  # no formula
         charts.append(
             chart(lines, f"{title}: task “{plain}”", "tasks seen", salt=measured.dataset, wide=metric == "nll")
         )
     return [drawn for drawn in charts if drawn]
+
+
+def _over_tasks(
+    measured: Measured, label: str, counts: range, metric: str, colour: int, task: int | None = None
+) -> Series:
+    found = [(seen, measured.spread(label, seen, metric, task)) for seen in counts]
+    return line([(seen, spread) for seen, spread in found if spread], colour)
 
 
 def sheet(charts: Sequence[str], legend: Sequence[str], columns: int = 2) -> bytes:
@@ -100,6 +118,12 @@ def sheet(charts: Sequence[str], legend: Sequence[str], columns: int = 2) -> byt
     ).encode()
 
 
+def write_sheet(path: Path, charts: Sequence[str], legend: Sequence[str], columns: int) -> None:
+    """Write charts, if there are any, as one SVG file."""
+    if charts:
+        write_file(path, sheet(charts, legend, min(columns, len(charts))))
+
+
 def _legend(labels: Sequence[str], width: int) -> Iterator[str]:
     for index, label in enumerate(labels):
         x, y = width / PER_ROW * (index % PER_ROW) + 10, LEGEND * (index // PER_ROW) + 14
@@ -117,66 +141,90 @@ def _colours() -> str:
     return f"svg {{ {names} color: var(--ink); font-family: sans-serif; }} text {{ fill: currentColor; }}"
 
 
-def samples(measured: Measured) -> Sheet | None:
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def samples(measured: Measured) -> Grid | None:
     """Return the samples, a row per method, a column per number of tasks seen; None if there are none."""
-    found: dict[tuple[str, int], str] = {}
+    found: dict[str, dict[int, str]] = {}
     for cell, summary in measured.cells:
         for task, picture in enumerate(summary.get("samples", ())):
-            found[cell.label, (task + 1) * cell.together] = picture
-    drawn = {label for label, _ in found}
-    counts = sorted({seen for _, seen in found})
-    rows = [(label, [found.get((label, seen), "") for seen in counts]) for label in measured.labels if label in drawn]
-    return Sheet([str(seen) for seen in counts], rows) if rows else None
+            found.setdefault(cell.label, {})[(task + 1) * cell.together] = picture
+    counts = sorted({seen for pictures in found.values() for seen in pictures})
+    rows = [[label, *(pictures.get(seen, "") for seen in counts)] for label, pictures in found.items()]
+    return Grid(["tasks seen", *map(str, counts)], rows) if rows else None
 
 
-def learned(measured: Measured) -> Sheet | None:
+def learned(measured: Measured) -> Grid | None:
     """Return what the decoders make of learned components: a row per method and task; None without any."""
     rows = [
-        (f"{cell.label}, {name}", pictures)
+        [f"{cell.label}, {name}", *pictures]
         for cell, summary in measured.cells
         for name, pictures in summary.get("components", {}).items()
     ]
-    return Sheet([], rows) if rows else None
+    return Grid([], rows) if rows else None
 
 
-def laid_out(sheet: Sheet) -> bytes:
-    """Lay a sheet out as PNG; pictures stand apart where their columns have a head."""
-    from PIL import Image
+def laid_out(sheet: Grid) -> bytes:
+    """Lay pictures out as PNG; they stand apart where their columns have a head."""
+    from PIL import Image, ImageDraw
+    from PIL.ImageFont import load_default
 
-    rows = [(label, [opened(text) if text else None for text in row]) for label, row in sheet.rows]
-    drawn = [picture for _, row in rows for picture in row if picture]
+    font = load_default(13)
+    labels = [row[0] for row in sheet.rows]
+    rows = [[opened(text) if text else None for text in row[1:]] for row in sheet.rows]
+    drawn = [picture for row in rows for picture in row if picture]
     apart, top = (GAP, LABEL_HEIGHT) if sheet.head else (0, 0)
     wide, high = (max(getattr(picture, side) for picture in drawn) for side in ("width", "height"))
     wide, high = wide + apart, high + GAP
-    left = _label_width([label for label, _ in rows])
+    left = max(LABEL_WIDTH, *(math.ceil(font.getlength(label)) + 2 * GAP for label in labels))
     grey = bool(sheet.head) and all(picture.mode == "L" for picture in drawn)
-    size = left + wide * (len(sheet.head) or LEARNED), top + high * len(rows)
+    size = left + wide * (len(sheet.head[1:]) or LEARNED), top + high * len(rows)
     whole = Image.new("L" if grey else "RGB", size, "white")
-    if sheet.head:
-        _write(whole, (GAP, 4), "tasks seen")
+    pen = ImageDraw.Draw(whole)
     for column, text in enumerate(sheet.head):
-        _write(whole, (left + column * wide, 4), text)
-    for place, (label, row) in enumerate(rows):
+        pen.text((left + (column - 1) * wide if column else GAP, 4), text, fill="black", font=font)
+    for place, (label, row) in enumerate(zip(labels, rows, strict=True)):
         down = top + place * high
-        _write(whole, (GAP, down + (high - GAP + apart) // 2 - 8), label)
+        pen.text((GAP, down + (high - GAP + apart) // 2 - 8), label, fill="black", font=font)
         for column, picture in enumerate(row):
             if picture:
                 whole.paste(picture, (left + column * wide, down))
     return png(whole)
 
 
-def _write(picture: Image, place: tuple[int, int], text: str) -> None:
-    from PIL import ImageDraw
+def sample_pictures(run: Path, tasks: int) -> list[str]:
+    """Return some samples after each task, as PNG in base64."""
+    from PIL import Image
 
-    ImageDraw.Draw(picture).text(place, text, fill="black", font=_font())
-
-
-def _label_width(labels: Sequence[str]) -> int:
-    """Return the room that the longest label needs, with a gap on both sides."""
-    return max(LABEL_WIDTH, *(math.ceil(_font().getlength(label)) + 2 * GAP for label in labels))
+    paths = [RunFolder(run).sample_grid(task) for task in range(tasks)]
+    return [_text(png(_few(Image.open(path)))) for path in paths if path.is_file()]
 
 
-def _font() -> FreeTypeFont | ImageFont:
-    from PIL.ImageFont import load_default
+def component_pictures(run: Path) -> dict[str, list[str]]:
+    """Return what the decoder makes of each task's heaviest components, as PNG in base64, by the name of the task."""
+    path = RunFolder(run).components
+    found: dict[str, list[dict[str, Any]]] = {}
+    for component in json.loads(path.read_text(encoding="utf-8"))["components"] if path.is_file() else ():
+        found.setdefault(component["name"] or str(component["task"]), []).append(component)
+    for components in found.values():
+        components.sort(key=lambda component: component["weight"] or 0.0, reverse=True)
+    return {name: [one["decoded"] for one in components[:LEARNED]] for name, components in found.items()}
 
-    return load_default(13)
+
+def opened(picture: str) -> Image:
+    """Return a picture of a record."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(base64.b64decode(picture)))
+
+
+def _few(picture: Image) -> Image:
+    """Return the upper left of a grid of samples, smaller if it is large."""
+    box = (0, 0, picture.width * SAMPLES // GRID, picture.height * SAMPLES // GRID)
+    few = (picture if picture.mode == "L" else picture.convert("RGB")).crop(box)
+    return few.reduce(2) if few.width > LARGE else few
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import chain
 
 from boovae.bench import cells as grid
-from boovae.bench.figures import PER_TASK, curves, laid_out, learned, panels, samples, sheet
-from boovae.bench.findings import DIFFERENCES, differences, differences_markdown, findings
-from boovae.bench.page import Chapter, Panels, Plain, render
+from boovae.bench.figures import PER_TASK, curves, laid_out, learned, panels, samples, write_sheet
 from boovae.bench.published import DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, comparable, dataset_title
-from boovae.bench.request import Request
-from boovae.bench.results import Measured
-from boovae.bench.tables import HEAD, as_csv, table, title_of
+from boovae.bench.request import Request, file_name
+from boovae.bench.results import Measured, finished
+from boovae.bench.tables import (
+    HEAD,
+    Comparison,
+    Grid,
+    differences,
+    differences_markdown,
+    findings,
+    table,
+    title_of,
+)
+from boovae.bench.webpage import Chapter, Section
 from boovae.files import write_file
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-__all__ = ["DATASETS", "plan", "write"]
+from boovae.report.outputs import write_rows
 
 HOW = "The band is one standard deviation over the seeds; lower is better."
 HOW_DIFFERENCES = (
@@ -30,19 +33,93 @@ HOW_PANELS = {
     "nll": "One panel per task, from the moment it was learned: a line that rises is forgetting.",
     "diversity": "One panel per class: above 0 it is drawn too seldom, below 0 too often.",
 }
+#: Name and title of pictures, and how to read them.
+SAMPLES = (
+    "samples",
+    "What each method draws",
+    "Samples of the first seed, a row per method, a column per number of tasks seen; the same random numbers "
+    "everywhere in a row.",
+)
+COMPONENTS = (
+    "components",
+    "What components stand for",
+    "What the decoder of the first seed makes, after the last task, of the heaviest components of each task.",
+)
 
 
-def plan(request: Request) -> list[grid.Cell]:
-    """Return the cells of datasets x methods; those of the paper's table for a dataset if none are named."""
-    cells = []
-    for dataset in request.datasets:
-        faces = dataset in FACES
-        methods = request.methods or (FACES_METHODS if faces else METHODS)
-        tasks = min(request.tasks, FACES_TASKS) if faces else request.tasks
-        wanted = grid.plan([dataset], methods, request.given, tasks, request.joint_tasks)
-        known = {cell.name for cell in wanted}
-        cells += wanted + [cell for cell in _joint_there(request, dataset, methods, tasks) if cell.name not in known]
-    return cells
+class Paper:
+    """Every method of the paper's table for a dataset, unless others are named."""
+
+    title = "The paper's tables, measured"
+    datasets = DATASETS
+    methods: tuple[str, ...] = ()
+
+    def plan(self, request: Request) -> list[grid.Cell]:
+        """Return the cells of datasets x methods."""
+        cells = []
+        for dataset in request.datasets:
+            faces = dataset in FACES
+            methods = request.methods or (FACES_METHODS if faces else METHODS)
+            tasks = min(request.tasks, FACES_TASKS) if faces else request.tasks
+            wanted = grid.plan([dataset], methods, request.given, tasks, request.joint_tasks)
+            known = {cell.name for cell in wanted}
+            cells += wanted + [
+                cell for cell in _joint_there(request, dataset, methods, tasks) if cell.name not in known
+            ]
+        return cells
+
+    def findings(self, request: Request, measured: Sequence[Measured]) -> dict[str, str]:
+        """Say where we stand against the paper."""
+        return findings(measured, request.shown)
+
+    def write_tables(self, request: Request, measured: Sequence[Measured]) -> Section | None:
+        """Write the tables beside the paper's and the differences by seed, and return the latter for the page."""
+        folder = request.results
+        for metric in request.shown:
+            tables = [table(each, metric) for each in measured]
+            write_rows(folder / f"{metric}.csv", HEAD, (record for each in tables for record in each.records()))
+            beside = any(each.compared for each in tables)
+            note = ("Ours / the paper's: mean" if beside else "Mean") + " (standard deviation) over seeds"
+            note += "; the better one is bold.\n\n" if beside and comparable(metric) else ".\n\n"
+            write_file(folder / f"{metric}.md", (note + "\n".join(each.markdown() for each in tables)).encode())
+        compared = list(differences(measured, request.shown))
+        write_rows(folder / "differences.csv", Comparison._fields, compared)
+        write_file(folder / "differences.md", differences_markdown(compared).encode())
+        if not compared:
+            return None
+        rows = [
+            (dataset_title(one.dataset), title_of(one.metric), one.method, one.other, one.difference, one.interval)
+            for one in compared
+        ]
+        shown = Grid(("dataset", "metric", "method", "other", "difference", "interval"), rows, strong="difference")
+        return Section("grid", "differences", "", "Method against method, seed by seed", HOW_DIFFERENCES, shown)
+
+    def chapter(self, request: Request, measured: Measured) -> Chapter:
+        """Write the figures of a dataset, and return all that the page shows of it."""
+        folder, stem, metrics = request.results, file_name(measured.dataset), request.shown
+        tables = [(metric, table(measured, metric)) for metric in metrics]
+        found = [Section("table", metric, f"{title_of(metric)} table", one.title, "", one) for metric, one in tables]
+        # The paper has one table of distances, whatever features ours are on.
+        distance = next((metric for metric in metrics if not comparable(metric)), None)
+        drawn = [curves(measured, metric, paper=comparable(metric) or metric == distance) for metric in metrics]
+        over_tasks = list(chain(*drawn))
+        write_sheet(folder / f"{stem}_curves.svg", over_tasks, measured.labels, 2)
+        found.append(Section("charts", "charts", "charts", "As tasks arrive", HOW, over_tasks))
+        for metric in filter(PER_TASK.__contains__, metrics):
+            by_task, name = panels(measured, metric), f"{metric}-per-task"
+            write_sheet(folder / f"{stem}_{metric}_per_task.svg", by_task, measured.labels, 5)
+            title, short = f"Task by task: {PER_TASK[metric][1]}", f"{title_of(metric)} task by task"
+            found.append(Section("charts", name, short, title, HOW_PANELS[metric], by_task, folded=True))
+        for section in (_pictures(samples(measured), *SAMPLES), _pictures(learned(measured), *COMPONENTS, folded=True)):
+            if section.content:
+                write_file(folder / f"{stem}_{section.name}.png", laid_out(section.content))
+                found.append(section)
+        made_with = measured.made_with(request.command)
+        return Chapter(stem, dataset_title(measured.dataset), measured.labels, found, made_with)
+
+
+def _pictures(shown: Grid | None, name: str, title: str, how: str, *, folded: bool = False) -> Section:
+    return Section("pictures", name, name, title, how, shown, folded)
 
 
 def _joint_there(request: Request, dataset: str, methods: Sequence[str], tasks: int) -> list[grid.Cell]:
@@ -51,70 +128,4 @@ def _joint_there(request: Request, dataset: str, methods: Sequence[str], tasks: 
     if request.joint_tasks is not None or not joints:
         return []
     every = grid.plan([dataset], joints, request.given, tasks, range(1, tasks + 1))
-    return [cell for cell in every if grid.read_summary(request.cells, cell) is not None]
-
-
-def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:
-    """Write every number, the tables beside the paper's, the figures and the page; return what they say in short."""
-    folder = request.results
-    for each in measured:
-        each.write_csv(folder / f"{grid.file_name(each.dataset)}.csv", request.command)
-    for metric in request.metrics:
-        tables = [table(each, metric) for each in measured]
-        write_file(folder / f"{metric}.csv", as_csv(HEAD, (record for each in tables for record in each.records())))
-        beside = any(each.compared for each in tables)
-        note = ("Ours / the paper's: mean" if beside else "Mean") + " (standard deviation) over seeds"
-        note += "; the better one is bold.\n\n" if beside and comparable(metric) else ".\n\n"
-        write_file(folder / f"{metric}.md", (note + "\n".join(each.markdown() for each in tables)).encode())
-    compared = list(differences(measured, request.metrics))
-    write_file(folder / "differences.csv", as_csv(DIFFERENCES, iter(compared)))
-    write_file(folder / "differences.md", differences_markdown(compared).encode())
-    found = findings(measured, request.metrics)
-    chapters = [_chapter(request, each) for each in measured]
-    page = render("The paper's tables, measured", chapters, found, _compared(compared), missing)
-    write_file(folder / "report.html", page)
-    write_file(folder / "findings.json", (json.dumps(found, indent=1) + "\n").encode())
-    return found
-
-
-def _compared(records: Sequence[tuple[object, ...]]) -> Plain | None:
-    """Return the differences as the page shows them; None without any."""
-    if not records:
-        return None
-    rows = [
-        (dataset_title(str(dataset)), title_of(str(metric)), *map(str, (method, other, difference)), f"{low} to {high}")
-        for dataset, metric, _, method, other, difference, low, high, _ in records
-    ]
-    head = ("dataset", "metric", "method", "other", "difference", "interval")
-    return Plain("Method against method, seed by seed", HOW_DIFFERENCES, head, rows, strong="difference")
-
-
-def _chapter(request: Request, measured: Measured) -> Chapter:
-    """Write the figures of one dataset and return what the page says of it."""
-    stem = grid.file_name(measured.dataset)
-    # The paper has one table of distances, whatever features ours are on.
-    distance = next((metric for metric in request.metrics if not comparable(metric)), None)
-    over_tasks = [
-        drawn
-        for metric in request.metrics
-        for drawn in curves(measured, metric, paper=comparable(metric) or metric == distance)
-    ]
-    figures = [Panels("charts", "charts", "As tasks arrive", HOW, over_tasks)]
-    _save(request, f"{stem}_curves.svg", over_tasks, measured.labels, 2)
-    for metric in filter(PER_TASK.__contains__, request.metrics):
-        drawn = panels(measured, metric)
-        panel_title, short = f"Task by task: {PER_TASK[metric][1]}", f"{title_of(metric)} task by task"
-        figures.append(Panels(f"{metric}-per-task", short, panel_title, HOW_PANELS[metric], drawn, folded=True))
-        _save(request, f"{stem}_{metric}_per_task.svg", drawn, measured.labels, 5)
-    pictures = {"samples": samples(measured), "components": learned(measured)}
-    shown = {name: pictured for name, pictured in pictures.items() if pictured is not None}
-    for name, pictured in shown.items():
-        write_file(request.results / f"{stem}_{name}.png", laid_out(pictured))
-    title = dataset_title(measured.dataset)
-    tables = [table(measured, metric) for metric in request.metrics]
-    return Chapter(stem, title, measured.labels, tables, figures, shown, measured.made_with(request.command))
-
-
-def _save(request: Request, name: str, charts: Sequence[Markup], legend: Sequence[str], columns: int) -> None:
-    if charts:
-        write_file(request.results / name, sheet(charts, legend, min(columns, len(charts))))
+    return [cell for cell, _ in finished(request.out, every)]

@@ -12,36 +12,7 @@ from importlib import resources
 from boovae.errors import InputError
 from boovae.report.findings import PublishedNumber
 
-#: Columns of the bench, in the paper's order, then those the paper does not have.
-METHODS = (
-    "standard",
-    "ewc",
-    "vcl",
-    "coreset",
-    "mog",
-    "boo",
-    "boo+vcl",
-    "multihead",
-    "multihead+ewc",
-    "multihead+vcl",
-    "boo+ewc",
-    "replay",
-    "boo+distill",
-    "joint",
-)
 DATASETS = ("mnist", "notmnist", "fashion_mnist")
-#: The columns for faces: those of the paper's table of distances, then ours.
-FACES_METHODS = (
-    "ewc",
-    "multihead+ewc",
-    "vcl",
-    "multihead+vcl",
-    "coreset",
-    "coreset-80=coreset:coreset_images=80",
-    "boo",
-    "boo+distill",
-    "joint",
-)
 FACES = ("celeba", "celeba64")
 #: Networks on whose features faces are compared, if not told otherwise: one of ImageNet, and the dataset's own.
 FACES_FEATURES = ("efficientnet-lite0", "classifier")
@@ -69,6 +40,14 @@ FACES_NAMES = {
     "coreset-80": "Random Coreset (80)",
     "boo": "Boo (40 comp.)",
 }
+#: Columns of the bench, in the paper's order, then those the paper does not have.
+METHODS = (*METHOD_NAMES, "multihead+vcl", "boo+ewc", "replay", "boo+distill", "joint")
+#: The columns for faces: those of the paper's table of distances, then ours.
+FACES_METHODS = (
+    *(name.replace("coreset-80", "coreset-80=coreset:coreset_images=80") for name in FACES_NAMES),
+    "boo+distill",
+    "joint",
+)
 DATASET_NAMES = {"mnist": "MNIST", "notmnist": "notMNIST", "fashion_mnist": "Fashion-MNIST", "celeba": "CelebA"}
 #: What the files of its numbers call them.
 PRINTED_NAMES = DATASET_NAMES | {"fashion_mnist": "fashionMNIST"}

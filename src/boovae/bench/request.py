@@ -1,38 +1,93 @@
-"""What a study is asked for."""
+"""What a bench is asked for, and the folders it writes to. Quick to import: the command line's help shows it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from boovae.bench.cells import file_name
+import boovae
 from boovae.bench.published import FACES, FACES_FEATURES, distances
 from boovae.errors import InputError, unknown_name
+from boovae.files import write_file
 
+#: Version of what lies in a folder of cells or results.
+FORMAT = 1
+#: What says of which version a folder is, and what it holds.
+MARKER = "bench.json"
 #: What can be asked for; frechet stands for a distance on each of the networks (`--features`).
 METRICS = ("nll", "diversity", "frechet")
 
 
-@dataclass(frozen=True)
-class Request:
-    """A study, its lists, the settings that hold in every cell, and where cells and results lie."""
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """A study, what it runs on, where it computes, and where its results go."""
 
     study: str
-    datasets: Sequence[str]
-    methods: Sequence[str]
-    tasks: int
-    given: Mapping[str, Any]
-    cells: Path
+    """paper, coreset-size or components."""
+    datasets: tuple[str, ...] | None = None
+    """Datasets; those of the study in the paper if not given."""
+    methods: tuple[str, ...] | None = None
+    """Methods; those of the study if not given. A variant of one is NAME=METHOD:setting=value,setting=value."""
+    metrics: tuple[str, ...] | None = None
+    """Of which metrics tables and figures are made: nll, diversity, for faces frechet; the CSV files have all."""
+    features: tuple[str, ...] | None = None
+    """Networks for distances; classifier if not given, and for faces efficientnet-lite0 before it."""
+    tasks: int = 10
+    """Learn only the first N tasks; faces have four."""
+    joint_tasks: tuple[int, ...] | None = None
+    """After how many tasks joint is trained, a run for each; 2 5 10 and --tasks (faces 1 2 3 4) if not given."""
+    replicas: int | None = None
+    """Seeds of each cell, trained at once; 5 if not given."""
+    seed: int = 0
+    """The first seed."""
+    quick: bool = False
+    """A reduced matrix for a few minutes on two cores: the embedded digits, all methods, three seeds, fewer epochs."""
+    config: Path | None = None
+    """TOML file with settings that hold in every cell."""
+    executor: Literal["local", "ray", "slurm"] = "local"
+    """Where cells are computed: processes on this machine, a Ray cluster, or Slurm."""
+    workers: int | None = None
+    """Cells at once; local: one per GPU, or one per core; ray and slurm: all of them, the cluster decides."""
+    gpus: float | None = None
+    """Share of a GPU for each cell, for example 0.25; 1 if not given and there are GPUs."""
+    address: str | None = None
+    """Ray: address of the cluster; one is started on this machine if not given."""
+    partition: str | None = None
+    """Slurm: partition of the jobs."""
+    minutes: int | None = None
+    """Slurm: time limit of a job, 60 if not given; a cell that needs longer is continued by another job."""
+    only_tables: bool = False
+    """Run nothing: write tables and figures of the cells that are finished."""
+    out: Path = Path("runs/bench")
+    """Folder of the cells; all studies can share one."""
+    results: Path | None = None
+    """Folder for tables, figures and the page; results/STUDY (or results/STUDY-quick) if not given."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the training steps (torch.compile)."""
+    quiet: bool = False
+    """Show nothing but the result."""
+    json: bool = False
+    """Print cells, failures, what is missing and findings as JSON."""
+    data_dir: Path | None = None
+    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    device: str = "auto"
+    """Where to compute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(BenchOptions):
+    """What a study is asked for, with everything named that the command line may leave to the study."""
+
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...]
     results: Path
+    given: Mapping[str, Any]
+    """The settings that hold in every cell."""
     command: str
-    asked: Sequence[str] | None = None
-    """Metrics; where there are faces, distances too, if not given."""
-    features: Sequence[str] | None = None
-    """Networks for distances; those of the dataset if not given."""
-    joint_tasks: Sequence[int] | None = None
-    """After how many tasks `joint` is trained; some of them if not given."""
+    """The words of the command line."""
 
     def __post_init__(self) -> None:
         if len(set(self.datasets)) < len(self.datasets):
@@ -41,20 +96,63 @@ class Request:
             raise InputError(
                 f"{{datasets}}: results of {', '.join(self.datasets)} would have one name; rename a folder"
             )
-        for metric in self.asked or ():
+        for metric in self.metrics or ():
             if metric not in METRICS:
                 raise unknown_name("metric ({metrics})", metric, METRICS)
         if self.features is not None:
             distances(self.features)
 
     @property
-    def metrics(self) -> list[str]:
-        """What tables are made of, as the CSV files call it."""
+    def shown(self) -> list[str]:
+        """The metrics of tables and figures, as the CSV files call them; where there are faces, distances too."""
         faces = any(dataset in FACES for dataset in self.datasets)
-        asked = self.asked or (("nll", "diversity", "frechet") if faces else ("nll", "diversity"))
+        asked = self.metrics or (METRICS if faces else ("nll", "diversity"))
         networks = list(dict.fromkeys(name for dataset in self.datasets for name in self.features_of(dataset)))
         return [name for metric in asked for name in (distances(networks) if metric == "frechet" else [metric])]
 
     def features_of(self, dataset: str) -> Sequence[str]:
         """Return the networks on whose features a dataset is compared."""
         return self.features or (FACES_FEATURES if dataset in FACES else ("classifier",))
+
+
+def file_name(dataset: str) -> str:
+    """Return what the files of a dataset are called."""
+    return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in dataset)
+
+
+# --- the folders ----------------------------------------------------------------------------------------------------
+
+
+def open_folder(folder: Path, argument: str, kind: str) -> None:
+    """Make a folder for a bench to write to; refuse one of another version or for something else."""
+    from boovae.report.outputs import prepared
+
+    check_folder(folder, argument, kind)
+    prepared(folder, argument)
+    if not (folder / MARKER).exists():
+        write_file(folder / MARKER, json.dumps(_mine(kind)).encode())
+
+
+def check_folder(folder: Path, argument: str, kind: str) -> None:
+    """Refuse a folder of another version or for something else; nothing is written, and it need not be there."""
+    marker, mine = folder / MARKER, _mine(kind)
+    if not marker.exists():
+        return
+    try:
+        found = dict(json.loads(marker.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise InputError(
+            f"cannot read {marker}: {error}; remove this file alone, what lies beside it is still good"
+        ) from error
+    different = [
+        f"{name} {found.get(name)} there, {value} here" for name, value in mine.items() if found.get(name) != value
+    ]
+    if different:
+        raise InputError(
+            f"{folder} ({{{argument}}}) was written by another version or another bench ({'; '.join(different)}): "
+            "choose another folder, or remove this one"
+        )
+
+
+def _mine(kind: str) -> dict[str, Any]:
+    return {"format": FORMAT, "boovae": boovae.__version__, "holds": kind}

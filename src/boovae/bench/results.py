@@ -1,22 +1,137 @@
-"""All numbers of a dataset's cells: every seed, task and metric; from summaries, to a CSV with how they were made."""
+"""What finished cells have measured: their records, every number by seed, and its spread over the seeds.
+
+A record is read on any machine, perhaps years later: nothing in it is trusted.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from boovae.bench.cells import Cell, Summary
-from boovae.bench.statistics import Spread, spread
-from boovae.files import write_file
+import msgspec
+import numpy as np
+
+from boovae.bench.cells import Cell
+from boovae.bench.request import FORMAT
+from boovae.errors import InputError
 from boovae.metrics.diversity import class_terms
+from boovae.metrics.evaluation import Evaluation, read_evaluation
+from boovae.metrics.typed import decode
+from boovae.report.numbers import deviation, mean
+from boovae.report.outputs import write_rows
 from boovae.report.tables import COLUMNS, rows
 
+Summary = dict[str, Any]
 Row = tuple[int, str, Any, Any, Any]  # tasks seen, metric, task, seed, value
+
+#: What to do with a record that cannot be used.
+AGAIN = "remove it, and its cell runs again"
+DAMAGED = f"the record is damaged: {AGAIN}"
+#: What a record says of where it was made.
+ENVIRONMENT = ("boovae", "python", "torch", "device", "commit")
+#: How a PNG begins in base64.
+PNG = "iVBORw0KGgo"
+#: Resamples of the bootstrap, and the share of them inside the interval.
+RESAMPLES, INSIDE = 10_000, 0.95
+
+
+# --- the record of a cell -------------------------------------------------------------------------------------------
+
+
+def summary_path(folder: Path, name: str) -> Path:
+    """Return where a finished cell's numbers lie; the file is there once the cell is finished."""
+    return folder / f"{name}.json"
+
+
+def read_summary(folder: Path, cell: Cell) -> Summary | None:
+    """Return what a finished cell has measured; None if it is not finished."""
+    from boovae.methods import from_mapping
+
+    path = summary_path(folder, cell.name)
+    if not path.exists():
+        return None
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}; {AGAIN}") from error
+    if not isinstance(summary, dict):
+        raise InputError(f"{path} is damaged: {AGAIN}")
+    if summary.get("format") != FORMAT:
+        raise InputError(f"{path} has format {summary.get('format')}, this version reads {FORMAT}: {AGAIN}")
+    try:
+        settings = from_mapping(dict(summary.get("settings", ())))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
+    if settings != cell.settings:
+        raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
+    return summary | {"evaluations": check_record(path, summary, cell)}
+
+
+def finished(folder: Path, cells: Iterable[Cell]) -> list[tuple[Cell, Summary]]:
+    """Return the cells that are finished, each with what it has measured."""
+    return [(cell, summary) for cell in cells if (summary := read_summary(folder, cell)) is not None]
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """Where a cell was measured."""
+
+    boovae: str
+    python: str
+    torch: str
+    device: str
+    commit: str
+
+
+class Seconds(msgspec.Struct, frozen=True):
+    """Wall times of a cell."""
+
+    train: float
+    evaluate: float
+
+
+class CellRecord(msgspec.Struct, frozen=True):
+    """What tables and pages read of a finished cell."""
+
+    seeds: list[int]
+    tasks: list[str]
+    evaluations: Any
+    environment: Environment
+    seconds: Seconds
+    samples: Any = None
+    components: Any = None
+
+
+def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> list[Evaluation]:
+    """Return the evaluations of a record; refuse one without all seeds after each of the cell's tasks."""
+    record = decode(summary, CellRecord, str(path), lambda found: {}, DAMAGED)
+    seeds, tasks = list(cell.settings.training.seeds), cell.settings.data.tasks or 1
+    found = record.evaluations if isinstance(record.evaluations, list) else []
+    seen = [each.get("seen") if isinstance(each, dict) else None for each in found]
+    components = record.components.values() if isinstance(record.components, dict) else ()
+    for good, problem in (
+        (record.seeds == seeds, f"'seeds' is {record.seeds!r:.40}, not {seeds}"),
+        (len(record.tasks) == tasks, f"'tasks' has {len(record.tasks)} names of {tasks}"),
+        (seen == list(range(1, tasks + 1)), f"'evaluations' must be one after each of {tasks} tasks"),
+        (all(map(_are_pictures, (record.samples or [], *components))), "'samples' and 'components' must be pictures"),
+    ):
+        if not good:
+            raise InputError(f"{path}: {problem}; {DAMAGED}")
+    places = (f"{path}, after {seen} tasks" for seen in range(1, tasks + 1))
+    evaluations = [read_evaluation(each, place, len(seeds), DAMAGED) for each, place in zip(found, places, strict=True)]
+    if any(evaluation.nll is None for evaluation in evaluations):
+        raise InputError(f"{path}: 'nll' is missing; {DAMAGED}")
+    return evaluations
+
+
+def _are_pictures(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(one, str) and one.startswith(PNG) for one in found)
+
+
+# --- the numbers of a dataset ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -67,13 +182,8 @@ class Measured:
 
     def write_csv(self, path: Path, command: str) -> None:
         """Write every number; the lines that start with # say how they were made."""
-        text = io.StringIO()
-        text.writelines(f"# {name}: {value}\n" for name, value in self.made_with(command).items())
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("method", *COLUMNS))
-        for cell, summary in self.cells:
-            writer.writerows((cell.label, *row) for row in cell_rows(cell, summary))
-        write_file(path, text.getvalue().encode())
+        numbers = ((cell.label, *row) for cell, summary in self.cells for row in cell_rows(cell, summary))
+        write_rows(path, ("method", *COLUMNS), numbers, self.made_with(command))
 
     def made_with(self, command: str) -> dict[str, str]:
         """Return versions, devices, commits, seeds and seconds of all cells."""
@@ -82,12 +192,19 @@ class Measured:
         once = {cell.name: summary["seconds"] for cell, summary in self.cells}  # one cell may have several labels
         seconds = {key: sum(each[key] for each in once.values()) for key in ("train", "evaluate")}
         return {
-            **{key: _all(found[key] for found in environments) for key in ("boovae", "python", "torch", "device")},
-            "commit": _all(found["commit"] for found in environments),
+            **{key: _all(found[key] for found in environments) for key in ENVIRONMENT},
             "command": command,
             "seeds": _all(seeds),
             "seconds": ", ".join(f"{key} {value:.1f}" for key, value in seconds.items()),
         }
+
+
+def by_dataset(cells: Iterable[tuple[Cell, Summary]]) -> list[Measured]:
+    """Return the numbers of finished cells, dataset by dataset."""
+    found: dict[str, Measured] = {}
+    for cell, summary in cells:
+        found.setdefault(cell.settings.data.dataset, Measured(cell.settings.data.dataset)).add(cell, summary)
+    return list(found.values())
 
 
 def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
@@ -97,13 +214,68 @@ def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
         for seen, metric, task, seed, value in rows(evaluation, summary["seeds"]):
             if together == 1 or task == "":
                 yield seen * together, metric, task, seed, value
-        if evaluation.diversity:
-            for seed, terms in zip(summary["seeds"], class_terms(evaluation.diversity).tolist(), strict=True):
-                for place, term in enumerate(terms):
-                    if math.isfinite(term):
-                        yield evaluation.learned * together, "diversity_term", place, seed, term
+        terms = class_terms(evaluation.diversity).tolist() if evaluation.diversity else ()
+        for seed, row in zip(summary["seeds"], terms, strict=False):
+            for place, term in enumerate(row):
+                if math.isfinite(term):
+                    yield evaluation.learned * together, "diversity_term", place, seed, term
 
 
 def _all(found: Iterator[str] | Sequence[str]) -> str:
     """Return what is the same everywhere, or everything there is."""
     return "; ".join(dict.fromkeys(found))
+
+
+# --- statistics over seeds ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (n - 1) over so many seeds; the deviation of one seed is NaN."""
+
+    mean: float
+    std: float
+    seeds: int
+
+    @property
+    def record(self) -> tuple[str, str, int]:
+        """Mean, deviation and seeds as a table has them; one seed has no deviation."""
+        return f"{self.mean:.6g}", f"{self.std:.6g}" if math.isfinite(self.std) else "", self.seeds
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of the differences by seed, and the interval that holds 95 % of its bootstrap."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return mean and deviation.
+
+    >>> spread([1.0, 2.0, 3.0])
+    Spread(mean=2.0, std=1.0, seeds=3)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    return Spread(float(mean(array)), float(deviation(array)), int(np.isfinite(array).sum()))
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Return ours minus theirs over the seeds both have; None without two: a single one says nothing of the spread.
+
+    Seeds share their data order and noise, so a difference by seed is free of much that both have in common. The
+    interval is the percentile bootstrap of the mean over seeds, always with the same resamples; of few seeds it is too
+    narrow: read it as the least there is to doubt.
+    """
+    seeds = sorted(set(ours) & set(theirs))
+    differences = np.array([ours[seed] - theirs[seed] for seed in seeds])
+    differences = differences[np.isfinite(differences)]
+    if len(differences) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
+    edges = (1 - INSIDE) / 2, (1 + INSIDE) / 2
+    low, high = np.quantile(differences[drawn].mean(axis=1), edges)
+    return Difference(float(differences.mean()), float(low), float(high), len(differences))

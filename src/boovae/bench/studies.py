@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from boovae.bench import component_count, coreset_size
-from boovae.bench import paper as paper_bench
-from boovae.bench.board import make_board
-from boovae.bench.cells import BY_ARGUMENT, Cell, read_summary, summary_path
+from boovae.bench.cells import BY_ARGUMENT, Cell
 from boovae.bench.executors import check_executor, make_executor
-from boovae.bench.marker import check_folder, open_folder
-from boovae.bench.options import BenchOptions
-from boovae.bench.published import is_distance
-from boovae.bench.request import Request
-from boovae.bench.results import Measured
-from boovae.bench.scheduler import Matrix, stoppable
-from boovae.bench.worker import Job, make_job
+from boovae.bench.paper import Paper
+from boovae.bench.published import dataset_title, is_distance
+from boovae.bench.request import BenchOptions, Request, check_folder, file_name, open_folder
+from boovae.bench.results import Measured, Summary, by_dataset, finished, summary_path
+from boovae.bench.scheduler import Matrix, make_board, stoppable
+from boovae.bench.sweeps import COMPONENTS, CORESET_SIZE, Sweep
+from boovae.bench.webpage import render
+from boovae.bench.worker import make_job
 from boovae.config.resolve import read_settings
 from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
 from boovae.metrics.features import check_present
 
-
-@dataclass(frozen=True)
-class Study:
-    """An experiment: what it runs on if not told, which cells it needs, and what it writes of them.
-
-    Without `methods` they depend on the dataset.
-    """
-
-    datasets: tuple[str, ...]
-    methods: tuple[str, ...]
-    plan: Callable[[Request], list[Cell]]
-    write: Callable[[Request, Sequence[Measured], Sequence[str]], dict[str, str]]
+Finished = Sequence[tuple[Cell, Summary]]
 
 
-STUDIES: dict[str, Study] = {
-    "paper": Study(paper_bench.DATASETS, (), paper_bench.plan, paper_bench.write),
-    "coreset-size": Study(coreset_size.DATASETS, coreset_size.METHODS, coreset_size.plan, coreset_size.write),
-    "components": Study(component_count.DATASETS, component_count.METHODS, component_count.plan, component_count.write),
-}
+Study = Paper | Sweep
+STUDIES: dict[str, Study] = {"paper": Paper(), "coreset-size": CORESET_SIZE, "components": COMPONENTS}
 #: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
 QUICK: dict[str, Any] = {"epochs": 32, "boo_steps": 10, "samples": 200, "generated": 2000}
 REPLICAS = 5
@@ -70,156 +56,130 @@ def bench(arguments: BenchOptions, command: str) -> Outcome:
     study = STUDIES[arguments.study]
     request = _request(arguments, study, command)
     cells = study.plan(request)
-    if arguments.only_tables:
-        _check_finished(request, cells)
+    if request.only_tables:
+        check_folder(request.out, "out", "cells")  # and leave it alone, it may be somebody else's
     else:
-        _check_places(arguments, request.datasets)
-        open_folder(request.cells, "out", "cells")
+        _check_places(request)
+        open_folder(request.out, "out", "cells")
+    done, failed = finished(request.out, cells), dict[str, str]()
+    if request.only_tables and not done:
+        raise InputError(
+            f"none of the {len(cells)} cells of this bench is finished in {request.out} ({{out}}): "
+            "run it without {only_tables}, or name the {out} that has them"
+        )
     open_folder(request.results, "results", request.study)
-    _check_features(request, cells)
-    failed: dict[str, str] = {}
-    if not arguments.only_tables:
-        _check_data(request, cells, arguments.data_dir)
-        failed = _run(arguments, request, cells)
-    missing, findings = _missing(request, cells), {}
-    if len(missing) < len(cells):  # empty tables would replace good ones
-        findings = study.write(request, collect(cells, request.cells), missing)
-        _keep(request, cells)
-    return Outcome(arguments.study, len(cells), failed, missing, findings, str(request.results))
+    _check_features(request, done)
+    if not request.only_tables:
+        _check_data(request, done)
+        failed = _run(request, cells)
+        done = finished(request.out, cells)
+    missing = [cell.title for cell in cells if cell not in dict(done)]
+    findings = {}
+    if done:  # empty tables would replace good ones
+        findings = write(request, by_dataset(done), missing)
+        for name in sorted({cell.name for cell, _ in done}):  # copied to `--out`, a bench continues from them anywhere
+            write_file(summary_path(request.results / "cells", name), summary_path(request.out, name).read_bytes())
+    return Outcome(request.study, len(cells), failed, missing, findings, str(request.results))
+
+
+def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:
+    """Write every number, tables, figures and the page; return what they say in short."""
+    study, folder = STUDIES[request.study], request.results
+    for each in measured:
+        each.write_csv(folder / f"{file_name(each.dataset)}.csv", request.command)
+    last, chapters = study.write_tables(request, measured), [study.chapter(request, each) for each in measured]
+    findings = study.findings(request, measured)
+    titles = {each.dataset: dataset_title(each.dataset) for each in measured}
+    parts = [(key.partition(": "), text) for key, text in findings.items()]
+    titled = {titles.get(head, head) + colon + rest: text for (head, colon, rest), text in parts}
+    write_file(folder / "report.html", render(study.title, chapters, titled, last, missing))
+    write_file(folder / "findings.json", (json.dumps(findings, indent=1) + "\n").encode())
+    return findings
 
 
 def _request(arguments: BenchOptions, study: Study, command: str) -> Request:
+    """Return the request with the lists of the study where none are named, and with the settings of all cells."""
     quick = arguments.quick
     for name in ("datasets", "methods", "metrics", "features", "joint_tasks"):
         if getattr(arguments, name) == ():
             raise InputError(f"{{{name}}} has no value; name some, or leave it out")
-    usual = QUICK_REPLICAS if quick else REPLICAS
     named = read_settings(arguments.config) if arguments.config else {}
     for name in filter(BY_ARGUMENT.__contains__, named):
         raise InputError(
             f"{{config}} {arguments.config} sets {name}: in a bench that is {BY_ARGUMENT[name]}; leave it out there"
         )
+    usual = QUICK_REPLICAS if quick else REPLICAS
     replicas = usual if arguments.replicas is None else arguments.replicas
-    results = Path("results") / (f"{arguments.study}-quick" if quick else arguments.study)
-    return Request(
-        study=arguments.study,
-        datasets=arguments.datasets or (QUICK_DATASETS if quick else study.datasets),
-        methods=arguments.methods or study.methods,
-        asked=arguments.metrics,
-        features=arguments.features,
-        tasks=arguments.tasks,
-        joint_tasks=arguments.joint_tasks,
-        given={**(QUICK if quick else {}), **named, "replicas": replicas, "seed": arguments.seed},
-        cells=arguments.out,
-        results=arguments.results or results,
-        command=command,
-    )
+    options: dict[str, Any] = {one.name: getattr(arguments, one.name) for one in fields(BenchOptions)}
+    options |= {
+        "datasets": arguments.datasets or (QUICK_DATASETS if quick else study.datasets),
+        "methods": arguments.methods or study.methods,
+        "results": arguments.results or Path("results") / (f"{arguments.study}-quick" if quick else arguments.study),
+        "given": {**(QUICK if quick else {}), **named, "replicas": replicas, "seed": arguments.seed},
+    }
+    return Request(**options, command=command)
 
 
-def _check_finished(request: Request, cells: Sequence[Cell]) -> None:
-    """Refuse to make tables of nothing; the folder of the cells is only read, it may be somebody else's."""
-    check_folder(request.cells, "out", "cells")
-    if len(_missing(request, cells)) == len(cells):
-        raise InputError(
-            f"none of the {len(cells)} cells of this bench is finished in {request.cells} ({{out}}): "
-            "run it without {only_tables}, or name the {out} that has them"
-        )
-
-
-def _check_places(arguments: BenchOptions, datasets: Sequence[str]) -> None:
+def _check_places(request: Request) -> None:
     """Refuse a device, a folder of data or own data that are not there; a cluster's machines have their own devices."""
     from boovae.data import DATASETS
     from boovae.data.readers import check_path
     from boovae.replicas.devices import choose_device, named_device
 
-    if arguments.executor == "local":
-        choose_device(arguments.device)
-    elif arguments.device != "auto":
-        named_device(arguments.device)
-    if arguments.data_dir is not None and not arguments.data_dir.expanduser().is_dir():
+    if request.executor == "local":
+        choose_device(request.device)
+    elif request.device != "auto":
+        named_device(request.device)
+    if request.data_dir is not None and not request.data_dir.expanduser().is_dir():
         raise InputError(
-            f"{{data_dir}} {arguments.data_dir}: no such folder; name the one with the datasets, or leave it out"
+            f"{{data_dir}} {request.data_dir}: no such folder; name the one with the datasets, or leave it out"
         )
-    for dataset in datasets:
+    for dataset in request.datasets:
         if dataset not in DATASETS:
             form, _, path = dataset.partition(":")
             check_path(form, Path(path).expanduser())
 
 
-def _missing(request: Request, cells: Sequence[Cell]) -> list[str]:
-    """Name the cells that are not finished."""
-    return [cell.title for cell in cells if read_summary(request.cells, cell) is None]
-
-
-def _keep(request: Request, cells: Sequence[Cell]) -> None:
-    """Put the records of finished cells beside the results: copied to `--out`, a bench goes on from them anywhere."""
-    for name in sorted({cell.name for cell in cells}):
-        record = summary_path(request.cells, name)
-        if record.exists():
-            write_file(summary_path(request.results / "cells", name), record.read_bytes())
-
-
-def _check_features(request: Request, cells: Sequence[Cell]) -> None:
+def _check_features(request: Request, done: Finished) -> None:
     """Refuse finished cells that were compared on other features than the tables are to be made of."""
-    for cell in cells if any(map(is_distance, request.metrics)) else ():
-        summary = read_summary(request.cells, cell)
-        evaluations = summary["evaluations"] if summary is not None else []
-        found = (
-            set.intersection(*(set(e.frechet.sets if e.frechet else ()) for e in evaluations)) if evaluations else set()
-        )
+    for cell, summary in done if any(map(is_distance, request.shown)) else ():
+        found = set.intersection(*(set(e.frechet.sets if e.frechet else ()) for e in summary["evaluations"]))
         lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.data.dataset)} - found
-        if summary is not None and lacking:
+        if lacking:
             raise InputError(
-                f"{request.cells / cell.name}: finished without {', '.join(sorted(lacking))} ({{features}}); "
+                f"{request.out / cell.name}: finished without {', '.join(sorted(lacking))} ({{features}}); "
                 f"choose another {{out}}, remove {cell.name}.json and its folder, or name the features it has: "
                 f"{', '.join(sorted(found))}"
             )
 
 
-def _check_data(request: Request, cells: Sequence[Cell], data_dir: Path | None) -> None:
+def _check_data(request: Request, done: Finished) -> None:
     """Refuse finished cells of the user's own data that were made of other images than lie there now."""
     from boovae.data import DATASETS
     from boovae.runs.data import load_data
 
     digests: dict[tuple[object, ...], str] = {}
-    for cell in cells:
-        settings, summary = cell.settings, read_summary(request.cells, cell)
-        if settings.data.dataset in DATASETS or summary is None or "split" not in summary:
+    for cell, summary in done:
+        data = cell.settings.data
+        if data.dataset in DATASETS or "split" not in summary:
             continue
-        same = settings.data.dataset, settings.data.data_seed, settings.data.limit
+        same = data.dataset, data.data_seed, data.limit
         if same not in digests:
-            digests[same] = load_data(settings, data_dir).digest
+            digests[same] = load_data(cell.settings, request.data_dir).digest
         if summary["split"]["digest"] != digests[same]:
             raise InputError(
-                f"{request.cells / cell.name}: {settings.data.dataset} has other images now than when this cell was "
+                f"{request.out / cell.name}: {data.dataset} has other images now than when this cell was "
                 f"finished; choose another {{out}}, or remove {cell.name}.json and its folder"
             )
 
 
-def _run(arguments: BenchOptions, request: Request, cells: Sequence[Cell]) -> dict[str, str]:
+def _run(request: Request, cells: Sequence[Cell]) -> dict[str, str]:
     """Run the cells that are not finished; return those that failed."""
     for name in {name for dataset in request.datasets for name in request.features_of(dataset)}:
         check_present(name)
-    options: dict[str, Any] = {name: getattr(arguments, name) for name in ("data_dir", "device", "compile")}
-    board = make_board(request.cells, quiet=arguments.quiet)
-
-    def job(cell: Cell) -> Job:
-        features = request.features_of(cell.settings.data.dataset)
-        return make_job(cell, request.cells, command=request.command, features=features, **options)
-
-    with closing(board):
-        executor = make_executor(arguments, len(cells))  # before `stoppable`: Ray has its own idea of SIGTERM
-        with stoppable(request.cells), closing(executor):
-            matrix = Matrix(cells, request.cells, executor, job, board)
+    with closing(make_board(request.out, quiet=request.quiet)) as board:
+        executor = make_executor(request, len(cells))  # before `stoppable`: Ray has its own idea of SIGTERM
+        with stoppable(request.out), closing(executor):
+            matrix = Matrix(cells, request.out, executor, partial(make_job, request=request), board)
             matrix.run()
     return matrix.failed
-
-
-def collect(cells: Sequence[Cell], folder: Path) -> list[Measured]:
-    """Return the numbers of all finished cells, dataset by dataset."""
-    found: dict[str, Measured] = {}
-    for cell in cells:
-        summary = read_summary(folder, cell)
-        if summary is not None:
-            found.setdefault(cell.settings.data.dataset, Measured(cell.settings.data.dataset)).add(cell, summary)
-    return list(found.values())

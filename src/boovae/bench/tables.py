@@ -1,17 +1,25 @@
-"""The paper's tables, tasks down and methods across, with our number and the paper's in each cell."""
+"""The paper's tables with our number and the paper's in each cell, method against method, and all that in short."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import chain, product
+from typing import Literal, NamedTuple
 
-from boovae.bench.published import DECIMALS, FACES, Printed, comparable, dataset_title, is_distance, numbers
-from boovae.bench.results import Measured
-from boovae.bench.statistics import Spread
+from boovae.bench.published import (
+    DECIMALS,
+    FACES,
+    FACES_NAMES,
+    METHOD_NAMES,
+    Printed,
+    comparable,
+    dataset_title,
+    is_distance,
+    numbers,
+)
+from boovae.bench.results import Measured, Spread, paired
 
 TITLES = {"nll": "NLL", "diversity": "Diversity", "fid": "FID"}
 Better = Literal["ours", "paper", "same", ""]
@@ -20,6 +28,31 @@ NOT_COMPARABLE = (
     "The paper's numbers are FIDs, on Inception features and all images: they cannot be compared with ours, only the "
     "order of the methods can."
 )
+#: Columns of a table as CSV.
+HEAD = ("dataset", "method", "tasks_seen", "mean", "std", "seeds", "paper_mean", "paper_std", "better")
+#: A diversity cell also counts as reached where it is as near to the joint model's, measured by the same classifier.
+NEAR_JOINT = 0.01
+#: Methods that are compared with all others, seed by seed.
+COMPARED = ("boo", "boo+distill")
+#: The methods of the paper that have a network per task.
+SEVERAL_NETWORKS = ("multihead", "multihead+ewc")
+#: How far above the joint model's a distance of our default may lie.
+NEAR_JOINT_DISTANCE = 1.1
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Texts, or pictures as PNG in base64, in rows that begin with a label; the column `strong` stands out."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    strong: str = ""
+
+
+def as_markdown(head: str, rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as Markdown."""
+    body = "".join("| " + " | ".join(map(str, row)) + " |\n" for row in rows)
+    return f"| {head} |\n|" + "---|" * (head.count("|") + 1) + f"\n{body}"
 
 
 def title_of(metric: str) -> str:
@@ -109,11 +142,9 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        lines = [f"## {self.title}", "", *((self.note, "") if self.note else ())]
-        lines.append("| tasks | " + " | ".join(self.methods) + " |")
-        lines.append("|" + "---|" * (len(self.methods) + 1))
-        lines += [f"| {seen} | " + " | ".join(entry.markdown for entry in row) + " |" for seen, row in self.rows]
-        return "\n".join(lines) + "\n"
+        rows = ([seen, *(entry.markdown for entry in row)] for seen, row in self.rows)
+        note = f"{self.note}\n\n" if self.note else ""
+        return f"## {self.title}\n\n{note}" + as_markdown(" | ".join(["tasks", *self.methods]), rows)
 
     def records(self) -> Iterator[tuple[object, ...]]:
         """Yield one record per cell, for a CSV."""
@@ -123,9 +154,6 @@ class Table:
                 paper = (entry.paper.mean, entry.paper.std) if entry.paper else ("", "")
                 if entry.ours or entry.paper:
                     yield self.dataset, method, seen, *ours, *paper, entry.better
-
-
-HEAD = ("dataset", "method", "tasks_seen", "mean", "std", "seeds", "paper_mean", "paper_std", "better")
 
 
 def beside(measured: Measured, metric: str) -> dict[tuple[str, int], Printed]:
@@ -149,10 +177,103 @@ def table(measured: Measured, metric: str) -> Table:
     return Table(measured.dataset, metric, measured.labels, rows)
 
 
-def as_csv(head: Sequence[str], records: Iterator[tuple[object, ...]]) -> bytes:
-    """Return records as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(records)
-    return text.getvalue().encode()
+# --- in short -------------------------------------------------------------------------------------------------------
+
+
+def findings(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, str]:
+    """Return in how many cells we are at or below the paper, method by method, and our default against all of it."""
+    reached = (_reached(each, *one) for one in product(metrics, METHOD_NAMES) for each in measured)
+    beaten = (_beaten(each) for each in measured)
+    ordered = (_ordered(each, metric) for each in measured for metric in filter(is_distance, metrics))
+    wins: dict[str, list[bool]] = {}
+    for name, good in chain(*reached, *beaten, *ordered):
+        wins.setdefault(name, []).append(good)
+    return {name: f"{sum(good)} of {len(good)} cells" for name, good in wins.items()}
+
+
+def _reached(measured: Measured, metric: str, method: str) -> Iterator[tuple[str, bool]]:
+    """Say in which cells a method is at or below the paper; a diversity also where it is near the joint model's."""
+    for seen, row in table(measured, metric).rows:
+        entry = dict(zip(measured.labels, row, strict=True)).get(method)
+        if entry is None or entry.ours is None or not entry.better:
+            continue
+        joint = measured.spread("joint", seen, metric) if metric == "diversity" else None
+        near_joint = joint is not None and entry.ours.mean <= joint.mean + NEAR_JOINT
+        yield f"{method}: {title_of(metric)} at or better than the paper's", entry.better != "paper" or near_joint
+
+
+def _beaten(measured: Measured) -> Iterator[tuple[str, bool]]:
+    """Compare `boo+distill` with every NLL the paper prints: one network for all tasks, or one per task at the end."""
+    for (dataset, method, seen), printed in numbers("nll").items():
+        same = dataset == measured.dataset and measured.by_class("boo+distill")
+        ours = measured.spread("boo+distill", seen, "nll") if same else None
+        if ours is None:
+            continue
+        whose = "boo+distill: NLL better than each of the paper's with"
+        if method not in SEVERAL_NETWORKS:
+            yield f"{whose} one network", ours.mean < printed.mean
+        elif seen == 10:
+            yield f"{whose} a network per task, after ten tasks", ours.mean < printed.mean
+
+
+def _ordered(measured: Measured, metric: str) -> Iterator[tuple[str, bool]]:
+    """Say after how many tasks distances stand in the paper's order: `boo` first, the joint model not far from ours."""
+    for seen in rows_of(measured, metric):
+        spreads = {label: measured.spread(label, seen, metric) for label in measured.labels}
+        means = {label: spread.mean for label, spread in spreads.items() if spread}
+        others = [means[label] for label in FACES_NAMES if label != "boo" and label in means]
+        if "boo" in means and others:
+            yield f"boo: {title_of(metric)} below every other method of the paper's table", means["boo"] < min(others)
+        if "boo+distill" in means and "joint" in means:
+            near = means["boo+distill"] <= NEAR_JOINT_DISTANCE * means["joint"]
+            yield f"boo+distill: {title_of(metric)} within 10 % of joint", near
+
+
+# --- method against method ------------------------------------------------------------------------------------------
+
+
+class Comparison(NamedTuple):
+    """Method minus other after the last task, by seed, with its bootstrap interval; below 0 the method is better."""
+
+    dataset: str
+    metric: str
+    tasks_seen: int
+    method: str
+    other: str
+    difference: str
+    low: str
+    high: str
+    seeds: int
+
+    @property
+    def interval(self) -> str:
+        """The two ends of the interval."""
+        return f"{self.low} to {self.high}"
+
+    @property
+    def markdown(self) -> tuple[str, ...]:
+        """The difference as a row; bold where the interval does not hold 0."""
+        clear = float(self.low) > 0 or float(self.high) < 0
+        shown = f"**{self.difference}**" if clear else self.difference
+        return self.dataset, self.metric, self.method, self.other, shown, self.interval
+
+
+def differences(measured: Sequence[Measured], metrics: Sequence[str]) -> Iterator[Comparison]:
+    """Yield what sets each of `COMPARED` apart from every other method."""
+    for each, metric, method in product(measured, metrics, COMPARED):
+        for other in each.labels:
+            ours, theirs = (each.seeds(label, each.tasks, metric) for label in (method, other))
+            found = paired(ours, theirs) if other != method else None
+            if found is not None:
+                mean, low, high = (f"{value:.4g}" for value in (found.mean, found.low, found.high))
+                yield Comparison(each.dataset, metric, each.tasks, method, other, mean, low, high, found.seeds)
+
+
+def differences_markdown(found: Sequence[Comparison]) -> str:
+    """Return the differences as a page of Markdown."""
+    return (
+        "# Method against method, seed by seed\n\n"
+        "Mean of method minus other over seeds after the last task, and its 95 % bootstrap interval; negative: the\n"
+        "method is better. Bold: the interval does not hold 0.\n\n"
+        + as_markdown("dataset | metric | method | other | difference | interval", (one.markdown for one in found))
+    )

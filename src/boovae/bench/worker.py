@@ -14,19 +14,20 @@ import os
 import sys
 import tomllib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from filelock import FileLock, Timeout
 
-from boovae.bench.cells import FORMAT, Cell, Summary, read_summary, summary_path
-from boovae.bench.thumbnails import component_pictures, sample_pictures
+from boovae.bench.cells import Cell
+from boovae.bench.figures import component_pictures, sample_pictures
+from boovae.bench.request import FORMAT, Request
+from boovae.bench.results import Summary, read_summary, summary_path
 from boovae.config import Settings, to_toml
 from boovae.errors import BoovaeError
 from boovae.files import write_file
 
-Compile = Literal["auto", "on", "off"]
 #: Errors of a full disk.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -40,7 +41,7 @@ class Job(TypedDict):
     folder: str
     data_dir: str | None
     device: str
-    compile: Compile
+    compile: Literal["auto", "on", "off"]
     command: str
     features: list[str]
 
@@ -56,27 +57,18 @@ class Answer(TypedDict):
     error: str
 
 
-def make_job(
-    cell: Cell,
-    folder: Path,
-    *,
-    data_dir: Path | None,
-    device: str,
-    compile: Compile,
-    command: str,
-    features: Sequence[str] = ("classifier",),
-) -> Job:
+def make_job(cell: Cell, request: Request) -> Job:
     """Return the job of a cell; its paths hold from anywhere on this machine or on a shared disk."""
     return {
         "name": cell.name,
         "label": cell.label,
         "config": to_toml(cell.settings),
-        "folder": str(folder.resolve()),
-        "data_dir": None if data_dir is None else str(data_dir.expanduser().resolve()),
-        "device": device,
-        "compile": compile,
-        "command": command,
-        "features": list(features),
+        "folder": str(request.out.resolve()),
+        "data_dir": None if request.data_dir is None else str(request.data_dir.expanduser().resolve()),
+        "device": request.device,
+        "compile": request.compile,
+        "command": request.command,
+        "features": list(request.features_of(cell.settings.data.dataset)),
     }
 
 
@@ -92,7 +84,11 @@ def work(job: Job) -> Answer:
 
     cell = Cell(job["label"], from_mapping(tomllib.loads(job["config"])))
     try:
-        with lock_of(folder, cell.name), _logged(folder / f"{cell.name}.log"):
+        with (
+            lock_of(folder, cell.name),
+            (folder / f"{cell.name}.log").open("a", encoding="utf-8") as log,
+            contextlib.redirect_stderr(log),
+        ):
             return _run(job, cell, folder)
     except Timeout:
         return {"state": "busy", "error": ""}
@@ -146,13 +142,6 @@ def summarise(run: Path, settings: Settings) -> Summary:
         "components": component_pictures(run),
         "seconds": {what: sum(getattr(time, f"{what}_seconds") for time in timings) for what in ("train", "evaluate")},
     }
-
-
-@contextlib.contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """Let everything that is said about a cell go to its log."""
-    with path.open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
-        yield
 
 
 def _trouble(error: BaseException) -> Answer:

@@ -1,44 +1,46 @@
-"""Learning the components of a task in training, for all replicas at once: which codes, which start, which objective.
+"""The minorisation step: learning a task's components for all replicas at once, while the networks stand still.
 
-The losses and weights are in `boosting.py`, the schedule in `methods/boo.py`; this is what lies between.
+The paper's algorithm for a task, from which the three strategies differ in one line each:
+
+    r ← the mean image, or nothing
+    repeat, an epoch of the ELBO between two rounds, until there are K components:
+        h ← argmin KL[h ‖ π / r]                 `Literal`; `Forward`: argmin KL[π ‖ (1 − β) r + β h]
+        β ← argmin KL[β h + (1 − β) r ‖ π]       the rule `boo_weights`
+        r ← (1 − β) r + β h
+    after 2K epochs: v ← argmin KL[q̂ ‖ Σ_k v_k h_k], and components without weight are dropped
+
+`Corrective` fits all K components to KL[q̂ ‖ Σ_k v_k h_k] at once, and again after epochs 1, 2, 4, …, because those that
+were learned early belong to an encoder that has since moved.
 """
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from boovae.boosting.losses import (
-    Descent,
-    Scores,
-    best_weight,
-    cluster_images,
     component_log_probs,
     cross_entropy,
-    dropped,
-    em_weights,
     forward_loss,
-    gain_curve,
     literal_loss,
     mixture_loss,
-    sgd_weight,
     with_floor,
 )
+from boovae.boosting.weights import Scores, best_weight, dropped, em_weights, gain_curve, merged, sgd_weight
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section, Share, WholeNumber
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
-from boovae.model.priors.boosted import EMPTY
+from boovae.model.priors.boosted import EMPTY, BoostedPrior, TaskMixture
 from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.descent import Descent
+from boovae.replicas.randomness import Draw, latent_draws
 from boovae.replicas.stacked import Replicas
-
-if TYPE_CHECKING:
-    from boovae.methods.base import TaskImages
 
 #: Images whose codes stand for the aggregated posterior.
 SUBSET = 1000
@@ -46,6 +48,8 @@ SUBSET = 1000
 NOISE_START = 0.15
 #: The log-variance of a Gaussian that is as good as constant.
 FLAT = 20.0
+#: Lloyd iterations of the latent clustering.
+CLUSTER_STEPS = 10
 
 Key = tuple[int | str, ...]
 
@@ -78,144 +82,252 @@ class FitSettings(Section):
     """Do not add a component that lowers the divergence by less (nats); 0 takes all of them."""
 
 
-class Minorisation:
-    """Fits the live components of a boosted prior to the aggregated posterior, the networks standing still."""
+# --- codes ----------------------------------------------------------------------------------------------------------
 
-    def __init__(self, settings: Settings, box: tuple[float, float]) -> None:
-        self.own, self.box = settings.of(FitSettings), box
-        self.count, self.latent_dim = settings.model.components, settings.model.latent_dim
-        self._descent: Descent | None = None
 
-    @staticmethod
-    def component(model: VAE, inputs: Tensor) -> DiagonalNormal:
-        """Return the Gaussians that pseudo-inputs (K, D) stand for, of one replica."""
-        return model.posterior(inputs)
+class Codes(NamedTuple):
+    """Some images of a task (R, n, D), their posteriors, and one sample of each where components lie (R, n, L)."""
 
-    # --- all components together --------------------------------------------------------------------------------
+    images: Tensor
+    posterior: DiagonalNormal
+    z: Tensor
 
-    def fit(self, replicas: Replicas, task: TaskImages, epoch: int, *, last: bool) -> Tensor | None:
+
+@torch.no_grad()
+def codes_of(replicas: Replicas, images: Tensor, least: int, key: Key) -> Codes:
+    """Return the codes of a random subset of images (N, D) or (R, N, D): of SUBSET, or of `least` if these are more."""
+    chosen = replicas.generators.order(images.shape[-2], *key)[:, : max(SUBSET, least)]
+    images = images.expand(len(replicas), -1, -1).take_along_dim(chosen.unsqueeze(2), dim=1)
+    posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
+    noise = replicas.generators.draw(Draw("normal", tuple(posterior.mean.shape[1:])), *key, "codes")
+    return Codes(images, posterior, replicas.map(_inward, posterior.rsample(noise)))
+
+
+@torch.no_grad()
+def encoded(replicas: Replicas, inputs: Tensor) -> DiagonalNormal:
+    """Return the components of pseudo-inputs (R, K, D)."""
+    components: DiagonalNormal = replicas.map(_component, inputs)
+    return components
+
+
+def _inward(model: VAE, z: Tensor) -> Tensor:
+    assert isinstance(model.prior, TaskMixture)
+    return model.prior.inward(z)
+
+
+def _component(model: VAE, inputs: Tensor) -> DiagonalNormal:
+    assert isinstance(model.prior, BoostedPrior)
+    return model.prior.component(model.posterior, inputs)
+
+
+# --- what the strategies share --------------------------------------------------------------------------------------
+
+
+class Fitted(NamedTuple):
+    """−E_q̂[log m] (sizes, R) of mixtures of `sizes` components, on codes they have not seen, after `epoch` epochs."""
+
+    epoch: int
+    sizes: list[int]
+    divergence: Tensor
+
+
+class Boosting(ABC):
+    """Fits the live components of a boosted prior to the aggregated posterior of one task's images."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        replicas: Replicas,
+        images: Tensor,
+        index: int,
+        pixel_range: tuple[float, float],
+        *,
+        learn_first: bool = False,
+        until: int = 1,
+    ) -> None:
+        """`learn_first` is for strategies that otherwise begin with the mean image, `until` for those that refit."""
+        self.own, self.replicas, self.images, self.index = settings.of(FitSettings), replicas, images, index
+        self.count, self.epochs = settings.model.components, settings.training.epochs
+        self.pixel_range, self.learn_first, self.until = pixel_range, learn_first, until
+        self._descent = Descent(self.loss, pixel_range, stacked=replicas.stacked)
+
+    @abstractmethod
+    def begin(self) -> Fitted | None:
+        """Place the first components, or all."""
+
+    @abstractmethod
+    def after_epoch(self, done: int) -> Fitted | None:
+        """Add, refit or drop components when `done` epochs are done."""
+
+    @abstractmethod
+    def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
+        """Return what one replica's pseudo-inputs, the first of `learned`, are learned by."""
+
+    @torch.no_grad()
+    def finish(self) -> tuple[DiagonalNormal, Tensor, Tensor]:
+        """Return components, their log-weights (R, K) without duplicates and useless ones, and who was a duplicate."""
+        parts, before = encoded(self.replicas, self.inputs), self.log_weights
+        log_weights = vmap(merged)(parts, before)
+        twins = (log_weights <= EMPTY / 2) & (before > EMPTY / 2)
+        return parts, vmap(functools.partial(dropped, threshold=self.own.boo_prune))(log_weights), twins
+
+    @property
+    def inputs(self) -> Tensor:
+        """The pseudo-inputs of the task, (R, K, D)."""
+        inputs: Tensor = self.replicas.buffers["prior.live_inputs"]
+        return inputs
+
+    @property
+    def log_weights(self) -> Tensor:
+        """Their log-weights, (R, K)."""
+        log_weights: Tensor = self.replicas.buffers["prior.live_log_weights"]
+        return log_weights
+
+    def codes(self, *key: int | str) -> Codes:
+        """Return codes of the task's images."""
+        return codes_of(self.replicas, self.images, self.count, ("boo", self.index, *key))
+
+    def starts(self, codes: Codes, *key: int | str) -> tuple[Tensor, Tensor]:
+        """Return where K pseudo-inputs start (R, K, D), and their log-weights (R, K)."""
+        key = ("boo", self.index, *key)
+        images, generators = codes.images, self.replicas.generators
+        if self.own.boo_start == "clusters":
+            uniform = generators.draw(Draw("uniform", (self.count,)), *key, "centres")
+            found = [cluster_images(*row) for row in zip(codes.posterior.mean, images, uniform, strict=True)]
+            starts, shares = (torch.stack(parts) for parts in zip(*found, strict=True))
+            return starts, shares.clamp(min=1e-3).log()
+        low, high = self.pixel_range
+        noise = generators.draw(Draw("normal", (self.count, images.shape[-1])), *key, "start")
+        centre = images.mean(1, keepdim=True) if self.own.boo_start == "mean" else 0.5 * (low + high)
+        even = torch.zeros(len(images), self.count, device=images.device).log_softmax(-1)
+        return (centre + NOISE_START * (high - low) * noise).clamp(low, high), even
+
+    def descend(self, start: list[Tensor], *arguments: Any, noise: Tensor | None = None) -> list[Tensor]:
+        """Return where gradient steps lead from `start`; what left the finite numbers goes back there."""
+        replicas = self.replicas
+        # The networks and what the prior learns with them, without what it stores.
+        buffers = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
+        everything = ({**replicas.parameters, **buffers}, *arguments)
+        learned = self._descent(start, everything, steps=self.own.boo_steps, rate=self.own.boo_rate, noise=noise)
+        return [
+            torch.where(end.isfinite().all(-1, keepdim=True), end, begin) if end.dim() > 1 else end
+            for end, begin in zip(learned, start, strict=True)
+        ]
+
+
+# --- all components together ----------------------------------------------------------------------------------------
+
+
+class Corrective(Boosting):
+    """Fits all components at once, at the beginning and after epochs 1, 2, 4, … `until`."""
+
+    def begin(self) -> Fitted | None:
+        """Place all components."""
+        return self.fit(0)
+
+    def after_epoch(self, done: int) -> Fitted | None:
+        """Fit all again at ever longer intervals."""
+        return self.fit(done) if refits(done, self.until) else None
+
+    def fit(self, epoch: int) -> Fitted | None:
         """Place the pseudo-inputs and fit them all to the aggregated posterior; choose how many, if asked to.
 
-        The last fit of a task returns −E_q̂[log m] with the best 1, 2, …, K components (K, R), on codes it has not seen.
+        The last fit of a task returns the divergence with the best 1, 2, …, K components.
         """
-        own, buffers = self.own, replicas.buffers
-        key = ("boo", task.index, epoch)
-        images, posterior, z = self.codes(replicas, task, key)
+        last, tolerance = epoch == last_fit(self.until, self.epochs), self.own.boo_tolerance
+        codes = self.codes(epoch)
         with torch.no_grad():
-            inputs, log_weights = self._starts(replicas, images, posterior, key)
-            inputs, log_weights = self._corrected(replicas, inputs, log_weights, z)
-            if own.boo_tolerance > 0 or last:
-                fresh = self.codes(replicas, task, (*key, "curve"))[2]
-                log_components = vmap(component_log_probs)(self.encoded(replicas, inputs), fresh)
-                order, curve = gain_curve(log_components)
-                if own.boo_tolerance > 0:
-                    unwanted = _beyond_tolerance(order, curve, own.boo_tolerance)
-                    log_weights = log_weights.masked_fill(unwanted, EMPTY).log_softmax(-1).clamp(min=EMPTY)
-                    inputs, log_weights = self._corrected(replicas, inputs, log_weights, z)
-        buffers["prior.live_inputs"].copy_(inputs)
-        buffers["prior.live_log_weights"].copy_(log_weights)
-        return curve.mT if last else None
+            inputs, log_weights = self.corrected(*self.starts(codes, epoch), codes.z)
+            if tolerance > 0 or last:
+                fresh = self.codes(epoch, "curve").z
+                order, curve = gain_curve(vmap(component_log_probs)(encoded(self.replicas, inputs), fresh))
+            if tolerance > 0:
+                unwanted = _beyond_tolerance(order, curve, tolerance)
+                log_weights = log_weights.masked_fill(unwanted, EMPTY).log_softmax(-1).clamp(min=EMPTY)
+                inputs, log_weights = self.corrected(inputs, log_weights, codes.z)
+        self.inputs.copy_(inputs)
+        self.log_weights.copy_(log_weights)
+        return Fitted(epoch, list(range(1, self.count + 1)), curve.mT) if last else None
 
-    def _corrected(self, replicas: Replicas, inputs: Tensor, log_weights: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def corrected(self, inputs: Tensor, log_weights: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return pseudo-inputs (R, K, D) and log-weights (R, K) fitted together to samples z (R, n, L)."""
-
-        def loss(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
-            network, z = arguments
-            components = replicas.call(network, self.component, learned[0])
-            return mixture_loss(components, torch.log_softmax(learned[1], -1), z)
-
-        if self._descent is None:
-            self._descent = Descent(loss, self.box, stacked=replicas.stacked)
-        start, arguments = [inputs, log_weights], (_network(replicas), z)
-        inputs, logits = self._descent(start, arguments, steps=self.own.boo_steps, rate=self.own.boo_rate)
-        inputs, logits = (_sound(*pair) for pair in zip((inputs, logits), start, strict=True))
-        log_components = vmap(component_log_probs)(self.encoded(replicas, inputs), z)
+        inputs, logits = self.descend([inputs, log_weights], z)
+        log_components = vmap(component_log_probs)(encoded(self.replicas, inputs), z)
         return inputs, em_weights(log_components, torch.log_softmax(logits, -1)).clamp(min=EMPTY)
 
-    # --- one component after another ----------------------------------------------------------------------------
+    def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
+        """Return KL[q̂ ‖ Σ_k v_k h_k] up to a constant."""
+        (inputs, logits), (network, z) = learned, arguments
+        components = self.replicas.call(network, _component, inputs)
+        return mixture_loss(components, torch.log_softmax(logits, -1), z)
 
-    def grow(self, replicas: Replicas, task: TaskImages, slot: int) -> Tensor:
+
+# --- one component after another ------------------------------------------------------------------------------------
+
+
+class Greedy(Boosting):
+    """Adds one component after every epoch until there are K, and steps back after 2K epochs."""
+
+    def begin(self) -> Fitted | None:
+        """Begin with the mean image, or with a component that is learned like the others."""
+        if self.learn_first:
+            return self.grow(0)
+        self.inputs[:, 0] = self.codes("first").images.mean(1)
+        self.log_weights[:, 0] = 0.0
+        return None
+
+    def after_epoch(self, done: int) -> Fitted | None:
+        """Add a component, and later step back."""
+        if done < self.count:
+            return self.grow(done)
+        if done == 2 * self.count and self.own.boo_prune > 0:
+            self.step_back()
+        return None
+
+    @torch.no_grad()
+    def grow(self, slot: int) -> Fitted:
         """Learn one component and its weight, and put them into the slot.
 
-        Returns −E_q̂[log m] (R,) with it, on codes it has not seen; NaN where the gain was too small to add it.
+        The divergence is NaN where the gain was too small to add it.
         """
-        own, buffers = self.own, replicas.buffers
-        key = ("boo", task.index, "component", slot)
-        images, posterior, z = self.codes(replicas, task, key)
-        with torch.no_grad():
-            inputs = self._starts(replicas, images, posterior, key)[0][:, slot]
-            learned = self._learned(replicas, task, inputs, posterior, z, slot, key)
-            log_weights = buffers["prior.live_log_weights"].clone()
-            fresh = self.codes(replicas, task, (*key, "curve"))[2]
-            buffers["prior.live_inputs"][:, slot] = learned
-            parts = self.encoded(replicas, buffers["prior.live_inputs"])
-            log_components = vmap(component_log_probs)(parts, fresh)
-            divergence = cross_entropy(log_components, log_weights)
-            grown = self._weighted(replicas, parts, posterior, z, log_weights, slot, key)
-            now = cross_entropy(log_components, grown)
-            refused = torch.zeros_like(now, dtype=torch.bool)
-            if own.boo_tolerance > 0 and slot > 0:
-                refused = divergence - now < own.boo_tolerance
-            buffers["prior.live_log_weights"].copy_(torch.where(refused.unsqueeze(1), log_weights, grown))
-        return torch.where(refused, torch.nan, now)
+        codes, fresh = self.codes("component", slot), self.codes("component", slot, "curve").z
+        start = self.starts(codes, "component", slot)[0][:, slot]
+        before = self.log_weights.clone()
+        self.inputs[:, slot] = self.learned(start, codes, slot)
+        parts = encoded(self.replicas, self.inputs)
+        grown = self.weighted(parts, codes, before, slot)
+        log_components = vmap(component_log_probs)(parts, fresh)
+        divergence = cross_entropy(log_components, grown)
+        refused = torch.zeros_like(divergence, dtype=torch.bool)
+        if self.own.boo_tolerance > 0 and slot > 0:
+            refused = cross_entropy(log_components, before) - divergence < self.own.boo_tolerance
+        self.log_weights.copy_(torch.where(refused.unsqueeze(1), before, grown))
+        return Fitted(slot, [slot + 1], torch.where(refused, torch.nan, divergence).unsqueeze(0))
 
-    def _learned(
-        self,
-        replicas: Replicas,
-        task: TaskImages,
-        inputs: Tensor,
-        posterior: DiagonalNormal,
-        z: Tensor,
-        slot: int,
-        key: Key,
-    ) -> Tensor:
-        """Return a pseudo-input (R, D) learned from its start by the literal or the forward objective."""
-        own = self.own
-        target, mixture = self._target(replicas, task, posterior), self._mixture(replicas, task, slot)
-        literal = own.boo_objective == "literal"
-        generators = Generators(replicas.seeds, replicas.device)
+    @torch.no_grad()
+    def step_back(self) -> None:
+        """Fit the weights once more by EM and drop components that got none."""
+        z = self.codes("step back").z
+        fitted = em_weights(vmap(component_log_probs)(encoded(self.replicas, self.inputs), z), self.log_weights)
+        self.log_weights.copy_(vmap(functools.partial(dropped, threshold=self.own.boo_prune))(fitted))
 
-        def loss(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
-            network, *rest = arguments
-            h: DiagonalNormal = replicas.call(network, self.component, learned[0])
-            return literal_loss(h, noise, *rest) if literal else forward_loss(h, learned[1], *rest)
+    @abstractmethod
+    def learned(self, start: Tensor, codes: Codes, slot: int) -> Tensor:
+        """Return a pseudo-input (R, D) learned from its start."""
 
-        if self._descent is None:
-            self._descent = Descent(loss, self.box, stacked=replicas.stacked)
-        options: dict[str, Any] = {"steps": own.boo_steps, "rate": own.boo_rate}
-        if literal:
-            if own.boo_floor > 0:
-                mixture = vmap(functools.partial(with_floor, share=own.boo_floor))(mixture, target)
-            draw = Draw("normal", (own.boo_samples, self.latent_dim))
-            noise = generators.draw(draw, *key, "literal", steps=own.boo_steps)
-            start, arguments = [inputs], (_network(replicas), target, mixture)
-            learned = self._descent(start, arguments, noise=noise, **options)[0]
-        else:
-            if own.boo_target == "full" and task.index > 0:
-                count = z.shape[1]
-                draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, self.latent_dim))}
-                z = vmap(DiagonalMixture.sample)(target, *generators.draw_all(draws, *key, "target").values())
-            log_mixture = vmap(DiagonalMixture.log_prob)(mixture, z)
-            start = [inputs, torch.full_like(inputs[:, 0], -torch.logit(torch.tensor(slot / (slot + 1.0))).item())]
-            learned = self._descent(start, (_network(replicas), z, log_mixture), **options)[0]
-        return _sound(learned, inputs)
-
-    def _target(self, replicas: Replicas, task: TaskImages, posterior: DiagonalNormal) -> DiagonalMixture:
+    def target(self, posterior: DiagonalNormal) -> DiagonalMixture:
         """Return π: the aggregated posterior of the task, or α r + (1 − α) q̂ with α by numbers of images."""
-        count = posterior.mean.shape[1]
-        log_weights = torch.full_like(posterior.mean[..., 0], 1.0 / count).log()
-        if self.own.boo_target == "current" or task.index == 0:
-            return DiagonalMixture(log_weights, *posterior)
-        before: DiagonalMixture = replicas.map(lambda model: model.prior.before(model.posterior))
-        own = replicas.buffers["prior.live_log_mass"].unsqueeze(1)
-        shares = [before.log_weights + torch.log1p(-own.exp()), log_weights + own]
-        return DiagonalMixture(
-            torch.cat(shares, 1),
-            torch.cat([before.mean, posterior.mean], 1),
-            torch.cat([before.log_variance, posterior.log_variance], 1),
+        current = _aggregated(posterior)
+        if self.own.boo_target == "current" or self.index == 0:
+            return current
+        before: DiagonalMixture = self.replicas.map(lambda model: model.prior.before(model.posterior))
+        share = self.replicas.buffers["prior.live_log_mass"].unsqueeze(1)
+        return _joined(
+            before._replace(log_weights=before.log_weights + torch.log1p(-share.exp())),
+            current._replace(log_weights=current.log_weights + share),
         )
 
-    def _mixture(self, replicas: Replicas, task: TaskImages, slot: int) -> DiagonalMixture:
+    def mixture(self, slot: int) -> DiagonalMixture:
         """Return r: the components of this task so far, or all; where there are none, as good as a constant."""
         full = self.own.boo_mixture == "full"
 
@@ -223,22 +335,13 @@ class Minorisation:
             mixture: DiagonalMixture = (model.prior if full else model.prior.current)(model.posterior)
             return mixture
 
-        mixture: DiagonalMixture = replicas.map(one)
-        if slot == 0 and (task.index == 0 or not full):
+        mixture: DiagonalMixture = self.replicas.map(one)
+        if slot == 0 and (self.index == 0 or not full):
             flat = torch.zeros_like(mixture.log_weights).log_softmax(-1)
             mixture = DiagonalMixture(flat, torch.zeros_like(mixture.mean), torch.full_like(mixture.mean, FLAT))
         return mixture
 
-    def _weighted(
-        self,
-        replicas: Replicas,
-        parts: DiagonalNormal,
-        posterior: DiagonalNormal,
-        z: Tensor,
-        log_weights: Tensor,
-        slot: int,
-        key: Key,
-    ) -> Tensor:
+    def weighted(self, parts: DiagonalNormal, codes: Codes, log_weights: Tensor, slot: int) -> Tensor:
         """Return the log-weights (R, K) with the component in the slot, learned on the current task alone."""
         rule = self.own.boo_weights
         beta = torch.full_like(log_weights[:, 0], 0.5 if rule == "fixed" else 1 / (slot + 1))
@@ -246,27 +349,17 @@ class Minorisation:
             beta = torch.ones_like(beta)
         elif rule in ("bisection", "sgd"):
             solve = best_weight if rule == "bisection" else sgd_weight
-            beta = vmap(solve)(self._scores(replicas, parts, posterior, log_weights, slot, key))
+            beta = vmap(solve)(self._scores(parts, codes.posterior, log_weights, slot))
         grown = log_weights + torch.log1p(-beta).clamp(min=EMPTY).unsqueeze(1)
         grown[:, slot] = beta.log()
         if rule == "em":
-            grown = em_weights(vmap(component_log_probs)(parts, z), grown)
+            grown = em_weights(vmap(component_log_probs)(parts, codes.z), grown)
         return grown.clamp(min=EMPTY)
 
-    def _scores(
-        self,
-        replicas: Replicas,
-        parts: DiagonalNormal,
-        posterior: DiagonalNormal,
-        log_weights: Tensor,
-        slot: int,
-        key: Key,
-    ) -> Scores:
+    def _scores(self, parts: DiagonalNormal, posterior: DiagonalNormal, log_weights: Tensor, slot: int) -> Scores:
         """Return log h, log r and log π at samples of h and of r."""
-        latent = self.latent_dim
-        draws = {"uniform": Draw("uniform", (SUBSET,)), "normal": Draw("normal", (2, SUBSET, latent))}
-        noise = Generators(replicas.seeds, replicas.device).draw_all(draws, *key, "weight")
-        target = DiagonalMixture(torch.zeros_like(posterior.mean[..., 0]).log_softmax(-1), *posterior)
+        draws = {"uniform": Draw("uniform", (SUBSET,)), "normal": Draw("normal", (2, SUBSET, parts.mean.shape[-1]))}
+        noise = self.replicas.generators.draw_all(draws, "boo", self.index, "component", slot, "weight")
 
         def one(
             parts: DiagonalNormal, log_weights: Tensor, target: DiagonalMixture, uniform: Tensor, normal: Tensor
@@ -275,70 +368,59 @@ class Minorisation:
             z = torch.cat([h.rsample(normal[0]), r.sample(uniform, normal[1])])
             return Scores(h.log_prob(z), r.log_prob(z), target.log_prob(z))
 
-        scores: Scores = vmap(one)(parts, log_weights, target, noise["uniform"], noise["normal"])
+        scores: Scores = vmap(one)(parts, log_weights, _aggregated(posterior), noise["uniform"], noise["normal"])
         return scores
 
-    def step_back(self, replicas: Replicas, task: TaskImages) -> None:
-        """Fit the weights once more by EM and drop components that got none."""
-        z = self.codes(replicas, task, ("boo", task.index, "step back"))[2]
-        log_weights = replicas.buffers["prior.live_log_weights"]
-        with torch.no_grad():
-            parts = self.encoded(replicas, replicas.buffers["prior.live_inputs"])
-            fitted = em_weights(vmap(component_log_probs)(parts, z), log_weights)
-            log_weights.copy_(vmap(functools.partial(dropped, threshold=self.own.boo_prune))(fitted))
 
-    # --- codes and starts ---------------------------------------------------------------------------------------
+class LiteralBoosting(Greedy):
+    """The paper's step: h* = argmin KL[h ‖ π / r]."""
 
-    def codes(self, replicas: Replicas, task: TaskImages, key: Key) -> tuple[Tensor, DiagonalNormal, Tensor]:
-        """Return a random subset of the images (R, n, D), their posteriors and one sample of each (R, n, L)."""
-        return codes_of(replicas, task.train, self.count, key)
+    def learned(self, start: Tensor, codes: Codes, slot: int) -> Tensor:
+        """Return a pseudo-input (R, D) learned from its start."""
+        own, target, mixture = self.own, self.target(codes.posterior), self.mixture(slot)
+        if own.boo_floor > 0:
+            mixture = vmap(functools.partial(with_floor, share=own.boo_floor))(mixture, target)
+        draw = Draw("normal", (own.boo_samples, codes.z.shape[-1]))
+        key = ("boo", self.index, "component", slot, "literal")
+        noise = self.replicas.generators.draw(draw, *key, steps=own.boo_steps)
+        return self.descend([start], target, mixture, noise=noise)[0]
 
-    @torch.no_grad()
-    def encoded(self, replicas: Replicas, inputs: Tensor) -> DiagonalNormal:
-        """Return the components of pseudo-inputs (R, K, D)."""
-        components: DiagonalNormal = replicas.map(self.component, inputs)
-        return components
-
-    def _starts(self, replicas: Replicas, images: Tensor, posterior: DiagonalNormal, key: Key) -> tuple[Tensor, Tensor]:
-        """Return where K pseudo-inputs start (R, K, D), and their log-weights (R, K)."""
-        count, pixels = self.count, images.shape[-1]
-        generators = Generators(replicas.seeds, replicas.device)
-        even = torch.zeros(len(images), count, device=images.device).log_softmax(-1)
-        low, high = self.box
-        if self.own.boo_start == "clusters":
-            uniform = generators.draw(Draw("uniform", (count,)), *key, "centres")
-            found = [cluster_images(*row) for row in zip(posterior.mean, images, uniform, strict=True)]
-            starts, shares = (torch.stack(parts) for parts in zip(*found, strict=True))
-            return starts, shares.clamp(min=1e-3).log()
-        noise = generators.draw(Draw("normal", (count, pixels)), *key, "start")
-        centre = images.mean(1, keepdim=True) if self.own.boo_start == "mean" else 0.5 * (low + high)
-        return (centre + NOISE_START * (high - low) * noise).clamp(low, high), even
+    def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
+        """Return KL[h ‖ π / r] up to a constant."""
+        network, target, mixture = arguments
+        return literal_loss(self.replicas.call(network, _component, learned[0]), noise, target, mixture)
 
 
-def codes_of(replicas: Replicas, train: Tensor, least: int, key: Key) -> tuple[Tensor, DiagonalNormal, Tensor]:
-    """Return a random subset of images (N, D) or (R, N, D), SUBSET of them or `least`, their posteriors and samples."""
-    generators = Generators(replicas.seeds, replicas.device)
-    chosen = generators.order(train.shape[-2], *key)[:, : max(SUBSET, least)]
-    images = (
-        train[chosen]
-        if train.dim() == 2
-        else torch.stack([own[index] for own, index in zip(train, chosen, strict=True)])
-    )
-    with torch.no_grad():
-        posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
-    noise = generators.draw(Draw("normal", tuple(posterior.mean.shape[1:])), *key, "codes")
-    return images, posterior, posterior.rsample(noise)
+class ForwardBoosting(Greedy):
+    """The objective before it was linearised: h* = argmin KL[π ‖ (1 − β) r + β h], β learned with it."""
+
+    def learned(self, start: Tensor, codes: Codes, slot: int) -> Tensor:
+        """Return a pseudo-input (R, D) learned from its start."""
+        z = codes.z
+        if self.own.boo_target == "full" and self.index > 0:
+            key = ("boo", self.index, "component", slot, "target")
+            noise = self.replicas.generators.draw_all(latent_draws(*z.shape[1:]), *key)
+            z = vmap(DiagonalMixture.sample)(self.target(codes.posterior), *noise.values())
+        log_mixture = vmap(DiagonalMixture.log_prob)(self.mixture(slot), z)
+        logit = -torch.logit(torch.tensor(slot / (slot + 1.0))).item()
+        return self.descend([start, torch.full_like(start[:, 0], logit)], z, log_mixture)[0]
+
+    def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
+        """Return KL[π ‖ (1 − β) r + β h] up to a constant."""
+        (inputs, logit), (network, z, log_mixture) = learned, arguments
+        return forward_loss(self.replicas.call(network, _component, inputs), logit, z, log_mixture)
 
 
-def _sound(learned: Tensor, start: Tensor) -> Tensor:
-    """Return pseudo-inputs (R, ..., D) or log-weights (R, K); what left the finite numbers goes back to its start."""
-    return torch.where(learned.isfinite().all(-1, keepdim=True), learned, start)
+STRATEGIES: dict[str, type[Boosting]] = {
+    "corrective": Corrective,
+    "forward": ForwardBoosting,
+    "literal": LiteralBoosting,
+}
 
 
-def _network(replicas: Replicas) -> dict[str, Tensor]:
-    """Return the tensors of the networks and what the prior learns with them, without what it stores."""
-    buffers = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
-    return {**replicas.parameters, **buffers}
+def refits(done: int, until: int) -> bool:
+    """Whether all components are fitted again after `done` epochs: 1, 2, 4, … `until`."""
+    return done <= until and done & (done - 1) == 0
 
 
 def last_fit(until: int, epochs: int) -> int:
@@ -347,8 +429,53 @@ def last_fit(until: int, epochs: int) -> int:
     return 1 << (most.bit_length() - 1) if most > 0 else 0
 
 
+def _aggregated(posterior: DiagonalNormal) -> DiagonalMixture:
+    """Return q̂ (R, n), the posteriors of images in equal shares."""
+    return DiagonalMixture(torch.zeros_like(posterior.mean[..., 0]).log_softmax(-1), *posterior)
+
+
+def _joined(one: DiagonalMixture, other: DiagonalMixture) -> DiagonalMixture:
+    return DiagonalMixture(*(torch.cat(parts, 1) for parts in zip(one, other, strict=True)))
+
+
 def _beyond_tolerance(order: Tensor, curve: Tensor, tolerance: float) -> Tensor:
     """Return which components (R, K) come after the first that gains less than the tolerance."""
     gain = curve[:, :-1] - curve[:, 1:]
     wanted = torch.cat([torch.ones_like(curve[:, :1], dtype=torch.bool), (gain >= tolerance).cumprod(1).bool()], 1)
     return torch.zeros_like(wanted).scatter(1, order, ~wanted)
+
+
+# --- where components start -----------------------------------------------------------------------------------------
+
+
+def cluster_images(z: Tensor, images: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean images (K, D) of K latent clusters and their shares (K,).
+
+    `z` (n, L) are codes of `images` (n, D); `uniform` (K,) chooses the first centres as k-means++ does (Arthur and
+    Vassilvitskii, 2007): each next one with probability proportional to the squared distance to those before.
+    """
+    distance = torch.ones_like(z[:, 0])
+    centres = []
+    for choice in uniform:
+        cumulative = distance.cumsum(0)
+        index = (choice * cumulative[-1] >= cumulative[:-1]).sum(-1, keepdim=True)
+        centres.append(z.index_select(0, index))
+        nearest = (z - centres[-1]).square().sum(-1)
+        distance = torch.minimum(distance, nearest) if len(centres) > 1 else nearest
+    centre = torch.cat(centres)
+    for _ in range(CLUSTER_STEPS):
+        member = _members(z, centre)
+        # An empty cluster keeps its centre.
+        count = member.sum(0).unsqueeze(1)
+        centre = torch.where(count > 0, member.mT @ z / count.clamp(min=1), centre)
+    member = _members(z, centre)
+    nearest_image = images[torch.cdist(z, centre).argmin(0)]
+    count = member.sum(0).unsqueeze(1)
+    means = torch.where(count > 0, member.mT @ images / count.clamp(min=1), nearest_image)
+    return means, count.squeeze(1) / len(z)
+
+
+def _members(z: Tensor, centre: Tensor) -> Tensor:
+    """Return to which centre each code belongs, one-hot (n, K)."""
+    nearest = torch.cdist(z, centre).argmin(1, keepdim=True)
+    return torch.zeros(len(z), len(centre), device=z.device).scatter(1, nearest, 1.0)

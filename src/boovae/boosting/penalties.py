@@ -16,7 +16,7 @@ divergence instead.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,13 +26,10 @@ from boovae.config.section import Section
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, ROOM, TaskMixture
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
+from boovae.replicas.step import Batch
 from boovae.replicas.teacher import Teacher
-
-if TYPE_CHECKING:
-    from boovae.methods.base import TaskImages
 
 #: Limits of the log-variance of z in the reference reading of R_dec.
 REFERENCE_RANGE = (-5.0, -2.0)
@@ -57,7 +54,6 @@ class Penalties:
         self.own, self.model = settings.of(PenaltySettings), settings.model
         self.on = on
         self.reduction = reduction
-        self.state: dict[str, Tensor] = {}
         self._teacher = Teacher() if self.own.boo_decoder == "teacher" else None
 
     @property
@@ -65,46 +61,45 @@ class Penalties:
         """Whether the decoder's outputs at old components are kept."""
         return self.on and not self._teacher
 
-    def begin_task(self, replicas: Replicas, task: TaskImages, memory: dict[str, Tensor], strength: Tensor) -> None:
-        """Take the decoder's outputs of old components and the weight of the penalty, (R,)."""
-        if not self.on or task.index == 0:
-            return
+    def state(
+        self, replicas: Replicas, memory: dict[str, Tensor], strength: Tensor, growth: float
+    ) -> dict[str, Tensor]:
+        """Return what `penalty` reads: lambda (R,), and what the decoder is held to.
+
+        `strength` is that of the settings, `growth` (images before / images now).
+        """
         if self.own.boo_lambda_schedule == "tasks":
-            strength = strength * (task.images_before / task.own_images)
+            strength = strength * growth
         if self._teacher:
-            self._teacher.freeze(replicas, "decoder.", **{"lambda": strength})
-            self.state = self._teacher.state
-            return
+            return {**self._teacher.freeze(replicas, "decoder."), "lambda": strength}
         decoded = memory["decoded"]
         rows = replicas.buffers["prior.mean"].shape[1]
         room = decoded.new_zeros(len(replicas), rows, *decoded.shape[2:])
         room[:, : decoded.shape[1]] = decoded
-        self.state = {"lambda": strength, "decoded": room}
+        return {"lambda": strength, "decoded": room}
 
     def draws(self, tasks_seen: int) -> dict[str, Draw]:
-        """Return noise for one latent of each component, stored and encoded anew."""
+        """Return noise for one latent of each component, stored and encoded again."""
         if not self.on or tasks_seen < 2:
             return {}
         count = ROOM * -(-tasks_seen // ROOM) * self.model.components
+        # The name is part of the seed.
         return {"held": Draw("normal", (3, count, self.model.latent_dim))}
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return lambda . R_enc and lambda . R_dec for one replica."""
-        if not batch["state"]:
-            return {}
         strength = batch["state"]["lambda"]
         noise = batch["held"][:, : _mixture(model).rows * self.model.components]  # drawn for empty rows, too
-        encoder = self.encoder_divergence(model, noise[:2])
+        encoder = self.encoder_divergence(model, batch["old_components"], noise[:2])
         z = self.latents(model, noise[2])
         stored = self._stored(model, batch["state"], z)
         decoder = self.decoder_divergence(model, z, stored)
         return {"encoder": strength * encoder, "decoder": strength * decoder}
 
-    def encoder_divergence(self, model: VAE, noise: Tensor) -> Tensor:
-        """Return R_enc; noise (2, C, L)."""
+    def encoder_divergence(self, model: VAE, now: DiagonalNormal, noise: Tensor) -> Tensor:
+        """Return R_enc of old components as the encoder sees them `now` (C, L); noise (2, C, L)."""
         before, weights = _old(model)
         stored = DiagonalNormal(before.mean, before.log_variance)
-        now = _mixture(model).encoded(model.posterior)
         side = self.own.boo_divergence
         if self.reduction != "reference":
             return (self._shares(weights) * stored.divergence(now, side)).sum()
@@ -145,18 +140,16 @@ class Penalties:
         """Return what each component (C,) counts: 1 in a sum, its weight in a mean."""
         return (weights > 0).to(weights.dtype) if self.reduction == "sum" else weights
 
-    def remember(self, replicas: Replicas, memory: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the decoder's output at each component's mean, kept from the end of its task on."""
-        if not self.stores_outputs:
-            return {}
+    @staticmethod
+    @torch.no_grad()
+    def outputs(replicas: Replicas, mean: Tensor) -> Tensor:
+        """Return the decoder's outputs at the means of components, which are kept from the end of their task on."""
 
         def decoded(model: VAE, mean: Tensor) -> Tensor:
             return model.likelihood.bounded(model.decode(mean))
 
-        with torch.no_grad():
-            newest: Tensor = replicas.map(decoded, memory["mean"][:, -1:])
-        older = [self.state["decoded"][:, : memory["mean"].shape[1] - 1]] if self.state else []
-        return {"decoded": torch.cat([*older, newest], dim=1)}
+        outputs: Tensor = replicas.map(decoded, mean)
+        return outputs
 
 
 def _mixture(model: VAE) -> TaskMixture:
@@ -166,5 +159,5 @@ def _mixture(model: VAE) -> TaskMixture:
 
 def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
     """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty places."""
-    mixture = _mixture(model).kept()
+    mixture = _mixture(model).stored_mixture()
     return mixture, torch.where(mixture.log_weights > EMPTY / 2, mixture.log_weights.exp(), 0.0)

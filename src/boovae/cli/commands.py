@@ -5,116 +5,66 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from boovae.cli.arguments import (
-    Bench,
-    Datasets,
-    Eval,
-    Export,
-    Extend,
-    Inspect,
-    LatentMap,
-    Methods,
-    Replay,
-    Report,
-    Sample,
-    Serve,
-    Toy,
-    Train,
-    Tune,
-    command_line,
-)
+from boovae.cli import arguments as kinds
+from boovae.cli.arguments import command_line
 from boovae.cli.terminal import grouped, print_components, print_rows, print_table, spread
-from boovae.config import Settings, folder_name
+from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from boovae.report.record import RunRecord
+    from boovae.runs.progress import Display
     from boovae.runs.run import Run
     from boovae.training.trainer import Trainer
 
+    Opened = tuple[Run, Trainer, int | None]
 
-def train(arguments: Train, settings: Settings) -> None:
+
+def train(arguments: kinds.Train, settings: Settings) -> None:
     """Train, resume, evaluate, report."""
     from boovae.runs.data import load_data
-    from boovae.runs.progress import make_display
     from boovae.runs.train import train as run_train
 
     if arguments.detect_tasks:
-        from boovae.estimator.detection import detected
+        from boovae.estimator.detection import with_found_borders
 
-        settings = detected(
-            settings,
-            arguments.out if arguments.resume != "never" else None,
-            data_dir=arguments.data_dir,
-            device=arguments.device,
-            first=arguments.detect_first,
-            quiet=arguments.quiet,
-        )
+        resumed = arguments.out if arguments.resume != "never" else None
+        settings = _called(with_found_borders, arguments, settings, resumed, first=arguments.detect_first)
     stream = load_data(settings, arguments.data_dir)
     out = arguments.out or Path("runs") / folder_name(settings)
-    run_train(
-        settings,
-        stream,
-        out,
-        device=arguments.device,
-        compile=arguments.compile,
-        resume=arguments.resume,
-        metrics=arguments.metric,
-        log=arguments.log,
-        features=arguments.features,
-        data_dir=arguments.data_dir,
-        display=make_display(quiet=arguments.quiet),
-        command=command_line(),
-    )
+    with _display(quiet=arguments.quiet) as display:
+        _called(run_train, arguments, settings, stream, out=out, metrics=arguments.metric, display=display)
     _conclude(out, arguments)
 
 
-def extend(arguments: Extend) -> None:
+def extend(arguments: kinds.Extend) -> None:
     """Learn one more task, evaluate, report."""
     from boovae.runs.extend import extend as run_extend
-    from boovae.runs.progress import make_display
 
-    run_extend(
-        arguments.run,
-        arguments.data,
-        name=arguments.name,
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        compile=arguments.compile,
-        metrics=arguments.metric,
-        log=arguments.log,
-        features=arguments.features,
-        display=make_display(quiet=arguments.quiet),
-        command=command_line(),
-    )
+    with _display(quiet=arguments.quiet) as display:
+        _called(run_extend, arguments, arguments.run, metrics=arguments.metric, display=display)
     _conclude(arguments.run, arguments)
 
 
-def tune(arguments: Tune, settings: Settings) -> None:
+def tune(arguments: kinds.Tune, settings: Settings) -> None:
     """Choose a setting on validation data."""
     from boovae.replicas.devices import choose_device
     from boovae.runs.data import load_data
-    from boovae.runs.progress import make_display
     from boovae.runs.tune import best, edge, read_recipe, search, write_recipe
 
     read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
     if settings.training.replicas != Settings().training.replicas:
-        print("--replicas has no say in tune: --seeds-each is how many seeds every value has", file=sys.stderr)
-    with closing(make_display(quiet=arguments.json)) as display:
-        trials = search(
-            settings,
-            load_data(settings, arguments.data_dir),
-            arguments.setting,
-            arguments.values,
-            seeds=arguments.seeds_each,
-            device=choose_device(arguments.device),
-            compile=arguments.compile,
-            display=display,
+        print("--replicas does not matter to tune: --seeds-each is the number of seeds of every value", file=sys.stderr)
+    with _display(quiet=arguments.json) as display:
+        stream, device = load_data(settings, arguments.data_dir), choose_device(arguments.device)
+        trials = _called(
+            search, arguments, settings, stream, seeds=arguments.seeds_each, device=device, display=display
         )
     winner = best(trials)
     if arguments.json:
@@ -128,27 +78,26 @@ def tune(arguments: Tune, settings: Settings) -> None:
         write_recipe(arguments.recipe, settings.method, winner)
 
 
-def evaluate(arguments: Eval) -> None:
+def measure(arguments: kinds.Eval) -> None:
     """Measure a model again."""
     from boovae.metrics.evaluation import evaluation_event
     from boovae.metrics.features import check_names
-    from boovae.metrics.measure import SampleNetworks, sample_networks
-    from boovae.metrics.measure import evaluate as measure
+    from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
     from boovae.metrics.metric import check_metrics
     from boovae.runs.data import learned_images
-    from boovae.runs.progress import make_display
     from boovae.runs.train import load_trainer
 
     check_names(arguments.features)
     check_metrics(arguments.metric)
-    display = make_display(quiet=arguments.quiet)
-    run, trainer = load_trainer(arguments.run, arguments.device, display)
-    with run:
+    with ExitStack() as stack:
+        display = stack.enter_context(_display(quiet=arguments.quiet))
+        run, trainer = load_trainer(arguments.run, arguments.device, display)
+        stack.enter_context(run)
         past = learned_images(run.settings, run.head(), run.events("extend"), arguments.data_dir)
         tasks = past.tasks[: trainer.tasks_done]
         if not any(tasks):
             why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
-            raise InputError(f"no image that {arguments.run} has learned is at hand: {why}")
+            raise InputError(f"none of the images that {arguments.run} has learned can be found: {why}")
         changed = {name: value for name in ("samples", "generated") if (value := getattr(arguments, name)) is not None}
         trainer.settings = trainer.settings.changed(**changed)
         if past.missing:
@@ -157,7 +106,7 @@ def evaluate(arguments: Eval) -> None:
         if past.stream is not None:
             options = (arguments.metric, display.note, arguments.features, arguments.data_dir)
             networks = sample_networks(past.stream, trainer, *options)
-        evaluation = measure(
+        evaluation = evaluate(
             trainer,
             tasks,
             networks.classifier,
@@ -172,30 +121,23 @@ def evaluate(arguments: Eval) -> None:
         print_table([evaluation])
 
 
-def sample(arguments: Sample) -> None:
+def sample(arguments: kinds.Sample) -> None:
     """Draw images."""
-    from boovae.runs.train import SAMPLE_FILES, load_trainer, save_samples
+    from boovae.runs.train import SAMPLE_FILES, save_samples
 
     if arguments.out.suffix not in SAMPLE_FILES:
         raise InputError(f"{{out}} {arguments.out}: samples become a picture (name it .png) or an array (.npy)")
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
-        if arguments.n < 1:
-            raise InputError(f"{{n}} is {arguments.n}; it must be at least 1")
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
+    with _opened(arguments, arguments.device, arguments.task) as (_, trainer, task):
         save_samples(trainer, arguments.out, task, arguments.n, arguments.replica, arguments.seed)
     print(arguments.out)
 
 
-def inspect(arguments: Inspect) -> None:
+def inspect(arguments: kinds.Inspect) -> None:
     """Show the components; drop some if asked to."""
     from boovae.runs.inspection import components, prune_run, require_components, save_gallery, task_names
-    from boovae.runs.train import load_trainer
 
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
+    with _opened(arguments, arguments.device, arguments.task) as (run, trainer, task):
         require_components(trainer)
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
         tasks = range(trainer.tasks_done) if task is None else [task]
         events = [] if arguments.prune is None else prune_run(run, trainer, arguments.prune, tasks)
         found = [component for component in components(trainer, arguments.replica) if component.task in tasks]
@@ -215,21 +157,19 @@ def inspect(arguments: Inspect) -> None:
         _report(arguments.run, read_record(arguments.run), quiet=False)
 
 
-def export(arguments: Export) -> None:
+def export(arguments: kinds.Export) -> None:
     """Write the model for elsewhere."""
     from boovae.runs.export import export as write
-    from boovae.runs.train import load_trainer
+    from boovae.runs.folder import RunFolder
 
-    run, trainer = load_trainer(arguments.run, "cpu")
-    with run:
-        task = _chosen(run, trainer, arguments.task, arguments.replica)
-        folder = arguments.out or run.files.export(arguments.format)
+    folder = arguments.out or RunFolder(arguments.run).export(arguments.format)
+    with _opened(arguments, "cpu", arguments.task) as (run, trainer, task):
         paths = write(trainer, run.head(), folder, arguments.format, replica=arguments.replica, task=task)
     for path in paths:
         print(path)
 
 
-def report(arguments: Report) -> None:
+def report(arguments: kinds.Report) -> None:
     """Write the page."""
     from boovae.report import write_csv
     from boovae.runs.record import read_record
@@ -261,23 +201,20 @@ def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path 
     return write_report(records, out, warnings=warnings, published=for_reports())
 
 
-def serve(arguments: Serve) -> None:
+def serve(arguments: kinds.Serve) -> None:
     """Open the page; the run folder is free again once the model is in memory."""
     from boovae.serve import require_server
     from boovae.serve import serve as run_server
 
     require_server()
-    from boovae.runs.train import load_trainer
     from boovae.serve.play import Player
 
-    run, trainer = load_trainer(arguments.run, arguments.device)
-    with run:
-        _chosen(run, trainer, None, arguments.replica)
+    with _opened(arguments, arguments.device) as (run, trainer, _):
         player = Player(run, trainer, arguments.replica, arguments.samples)
     run_server(player, arguments.host, arguments.port)
 
 
-def datasets(arguments: Datasets) -> None:
+def datasets(arguments: kinds.Datasets) -> None:
     """List the datasets."""
     from boovae.data import DATASETS, PATH_FORMS, pack_dataset
 
@@ -292,7 +229,7 @@ def datasets(arguments: Datasets) -> None:
     print_rows(("dataset", "what", "licence", "on this disk"), rows)
 
 
-def methods(arguments: Methods) -> None:
+def methods(arguments: kinds.Methods) -> None:
     """List the methods."""
     from boovae.methods import METHODS, import_outside
 
@@ -300,7 +237,7 @@ def methods(arguments: Methods) -> None:
     print_rows(("method", "what it does"), [(name, method.summary) for name, method in METHODS.items()])
 
 
-def bench(arguments: Bench) -> None:
+def bench(arguments: kinds.Bench) -> None:
     """Run a study, write its tables and figures."""
     from boovae.bench.studies import bench as run_bench
 
@@ -321,74 +258,91 @@ def bench(arguments: Bench) -> None:
         raise RunError(f"{len(outcome.failed)} of {outcome.cells} cells failed{others}:\n{failed}")
 
 
-def toy(arguments: Toy) -> None:
+def toy(arguments: kinds.Toy) -> None:
     """Boost on densities that can be seen."""
     from boovae.experiments.toy import run
 
-    rows = run(arguments.out, arguments, device=arguments.device, command=command_line())
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    head = ("target", "objective", "components", "KL to the mixture", "KL from the mixture")
+    rows = _called(run, arguments, options=arguments)
     last = {row["target"]: row["components"] for row in rows}
     shown = [row for row in rows if row["components"] in (1, last[row["target"]])]
-    print_rows(head, grouped(shown, head[:3], ("kl_target_mixture", "kl_mixture_target"), digits=3))
-    print(f"figure: {arguments.out / 'toy.png'}", file=sys.stderr)
+    columns = {
+        "target": "target",
+        "objective": "objective",
+        "components": "components",
+        "kl_target_mixture": "KL to the mixture",
+        "kl_mixture_target": "KL from the mixture",
+    }
+    _show_experiment(arguments, rows, shown, columns, keys=3, digits=3, figure="toy.png")
 
 
-def latent_map(arguments: LatentMap, settings: Settings) -> None:
+def latent_map(arguments: kinds.LatentMap, settings: Settings) -> None:
     """Draw priors and aggregated posteriors."""
     from boovae.experiments.latent_map import run
 
-    rows = run(
-        settings,
-        arguments.out,
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        compile=arguments.compile,
-        quiet=arguments.quiet,
-        command=command_line(),
-    )
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    print_rows(("method", "tasks seen", "KL to the prior"), grouped(rows, ("method", "tasks_seen"), ("kl",), digits=3))
-    print(f"figure: {arguments.out / 'latent_map.png'}", file=sys.stderr)
+    rows = _called(run, arguments, settings)
+    columns = {"method": "method", "tasks_seen": "tasks seen", "kl": "KL to the prior"}
+    _show_experiment(arguments, rows, rows, columns, keys=2, digits=3, figure="latent_map.png")
 
 
-def replay(arguments: Replay, settings: Settings) -> None:
+def replay(arguments: kinds.Replay, settings: Settings) -> None:
     """Teach classifiers with generated images."""
     from boovae.experiments.replay import run
 
-    rows = run(
-        settings,
-        arguments.out,
-        arguments,
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        compile=arguments.compile,
-        quiet=arguments.quiet,
-        command=command_line(),
-    )
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    head = ("curve", "tasks seen", "task-incremental", "class-incremental")
+    rows = _called(run, arguments, settings, options=arguments)
     seen = max(row["tasks_seen"] for row in rows)
     last = [row for row in rows if row["tasks_seen"] == seen]
-    values = ("task_incremental", "class_incremental")
-    print_rows(head, grouped(last, ("curve", "tasks_seen"), values, digits=4))
-    print(f"figure: {arguments.out / 'replay.png'}", file=sys.stderr)
+    columns = {
+        "curve": "curve",
+        "tasks_seen": "tasks seen",
+        "task_incremental": "task-incremental",
+        "class_incremental": "class-incremental",
+    }
+    _show_experiment(arguments, rows, last, columns, keys=2, digits=4, figure="replay.png")
 
 
-def _chosen(run: Run, trainer: Trainer, task: str | None, replica: int) -> int | None:
-    """Return the number of the task that is meant; refuse a task or a replica that the run does not have."""
+# --- what several commands do ---------------------------------------------------------------------------------------
+
+
+def _called(function: Callable[..., Any], arguments: Section, *given: Any, **named: Any) -> Any:
+    """Call a function with `given` and `named`, and the arguments of the command that it takes by the same name.
+
+    So a new flag is a line where it is declared and one where it is used, and none here.
+    """
+    offered = {item.name: getattr(arguments, item.name) for item in dataclasses.fields(arguments)}
+    offered["command"] = command_line()
+    takes = list(signature(function).parameters)[len(given) :]
+    return function(*given, **{name: value for name, value in offered.items() if name in takes} | named)
+
+
+@contextmanager
+def _display(*, quiet: bool) -> Iterator[Display]:
+    """Show progress while something is done; the screen is as before however that ends."""
+    from boovae.runs.progress import make_display
+
+    with closing(make_display(quiet=quiet)) as display:
+        yield display
+
+
+@contextmanager
+def _opened(
+    arguments: kinds.OfReplica, device: str, task: str | None = None
+) -> Iterator[tuple[Run, Trainer, int | None]]:
+    """Open a run with its model, and find the number of the task that is meant, if one is."""
+    from boovae.runs.train import load_trainer
+
+    run, trainer = load_trainer(arguments.run, device)
+    with run:
+        if not arguments.replica < len(trainer.replicas):
+            raise InputError(
+                f"{{replica}} is {arguments.replica}; this run has replicas 0 to {len(trainer.replicas) - 1}"
+            )
+        yield run, trainer, None if task is None else _task_number(run, trainer, task)
+
+
+def _task_number(run: Run, trainer: Trainer, task: str) -> int:
+    """Return the number of a task that is named or numbered; refuse one that the run does not have."""
     from boovae.runs.inspection import task_names
 
-    if not 0 <= replica < len(trainer.replicas):
-        raise InputError(f"{{replica}} is {replica}; this run has replicas 0 to {len(trainer.replicas) - 1}")
-    if task is None:
-        return None
     names = {number: name for number, name in task_names(run).items() if number < trainer.tasks_done}
     found = [number for number, name in names.items() if task in (str(number), name)]
     if not found:
@@ -397,7 +351,26 @@ def _chosen(run: Run, trainer: Trainer, task: str | None, replica: int) -> int |
     return int(task) if task.isdecimal() and int(task) in found else found[-1]
 
 
-def _conclude(folder: Path, arguments: Train | Extend) -> None:
+def _show_experiment(
+    arguments: kinds.Toy | kinds.LatentMap | kinds.Replay,
+    rows: Sequence[dict[str, Any]],
+    shown: Sequence[dict[str, Any]],
+    columns: Mapping[str, str],
+    *,
+    keys: int,
+    digits: int,
+    figure: str,
+) -> None:
+    """Print all rows as JSON, or some as a table: `columns` are titles by name, the first `keys` of them name a row."""
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    names = list(columns)
+    print_rows(list(columns.values()), grouped(shown, names[:keys], names[keys:], digits=digits))
+    print(f"figure: {arguments.out / figure}", file=sys.stderr)
+
+
+def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
     """Print what a run has come to, and write its report."""
     from boovae.metrics.evaluation import evaluation_event
     from boovae.runs.record import read_record

@@ -16,7 +16,7 @@ import boovae
 from boovae.cli import arguments as kinds
 from boovae.cli import commands
 from boovae.config import CORE, CORE_NAMES, Section, Settings
-from boovae.config.resolve import chosen, read_settings
+from boovae.config.resolve import chosen, read_settings, refuse_foreign
 from boovae.config.section import hints
 from boovae.errors import BoovaeError, InputError, RunError, as_flag, unknown_name
 
@@ -34,7 +34,7 @@ VERBS: dict[str, Verb] = {
     "train": Verb(kinds.Train, commands.train, settings=True),
     "extend": Verb(kinds.Extend, commands.extend),
     "tune": Verb(kinds.Tune, commands.tune, settings=True),
-    "eval": Verb(kinds.Eval, commands.evaluate),
+    "eval": Verb(kinds.Eval, commands.measure),
     "sample": Verb(kinds.Sample, commands.sample),
     "inspect": Verb(kinds.Inspect, commands.inspect),
     "export": Verb(kinds.Export, commands.export),
@@ -101,7 +101,7 @@ def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
     given |= {key: value for key, value in verb.kind.own_defaults.items() if key not in named}
     settings = resolve(given, first.config, first.preset)
     sections = list(REGISTRY.sections(settings.method))
-    _refuse_other_flags(words, settings, sections)
+    _refuse_other_flags(words, settings.method)
     if first.help_all:
         words, sections = ["--help"], REGISTRY.all_sections()
     arguments, flat = _asked(name, verb.kind, words, settings, sections, hide=first.help and not first.help_all)
@@ -132,23 +132,16 @@ def _first_look(words: list[str]) -> argparse.Namespace:
         raise InputError(f"{error.argument_name} has no value") from None
 
 
-def _refuse_other_flags(words: Sequence[str], settings: Settings, sections: Sequence[type[Section]]) -> None:
+def _refuse_other_flags(words: Sequence[str], method: str) -> None:
     """Refuse flags of methods other than the one that is trained, and one that is gone."""
     from boovae.methods import REGISTRY
 
-    owners = REGISTRY.owners()
-    read = {item.name for kind in sections for item in fields(kind)}
-    for word in words:
-        flag = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-        if word.startswith("--") and flag == "strengths":
-            raise InputError(
-                "{strengths} is gone: a setting of a method is a flag of its own, for example {ewc_strength=3}"
-            )
-        if word.startswith("--") and flag in owners.keys() - read:
-            raise InputError(
-                f"{{{flag}}} is a setting of method '{owners[flag]}', and '{settings.method}' does not read it; "
-                "leave it out"
-            )
+    flags = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    if "strengths" in flags:
+        raise InputError(
+            "{strengths} is gone: a setting of a method is a flag of its own, for example {ewc_strength=3}"
+        )
+    refuse_foreign([flag.removeprefix("no-").replace("-", "_") for flag in flags], method, REGISTRY)
 
 
 def _asked(

@@ -83,6 +83,6 @@ def print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(*head, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    # Names of tasks are the user's: "[old]" and ":cat:" are no markup.
+    # Names of tasks are the user's: "[old]" and ":cat:" are not markup.
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
     console.print(table, highlight=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -70,7 +70,7 @@ def from_mapping(values: Mapping[str, Any], *, parts: Parts) -> Settings:
     return settings.changed(**own)
 
 
-def refuse_foreign(named: Mapping[str, Any], method: str, parts: Parts) -> None:
+def refuse_foreign(named: Iterable[str], method: str, parts: Parts) -> None:
     """Refuse settings that the method would not read: whoever names one expects it to matter."""
     owners = parts.owners()
     read = {item.name for kind in parts.sections(method) for item in fields(kind)}
@@ -121,9 +121,9 @@ def read_toml(path: Path, argument: str = "config") -> dict[str, Any]:
 
 
 @functools.cache
-def _packaged(name: str) -> dict[str, Any]:
-    """Return a TOML file of this package."""
-    return tomllib.loads(resources.files("boovae.config").joinpath(name).read_text(encoding="utf-8"))
+def packaged_toml(room: str, name: str) -> dict[str, Any]:
+    """Return a TOML file that lies beside the code of a room."""
+    return tomllib.loads(resources.files(room).joinpath(name).read_text(encoding="utf-8"))
 
 
 def chosen(dataset: str, method: str, preset: str | None = None) -> dict[str, Any]:
@@ -133,14 +133,14 @@ def chosen(dataset: str, method: str, preset: str | None = None) -> dict[str, An
 
 def recipe(dataset: str) -> dict[str, Any]:
     """Return what belongs to a dataset; the user's own data have a recipe of their own."""
-    recipes = _packaged("recipes.toml")
+    recipes = packaged_toml("boovae.config", "recipes.toml")
     found: dict[str, Any] = recipes.get(dataset, recipes["own_data"])
     return found
 
 
 def strengths(dataset: str, method: str) -> dict[str, Any]:
     """Return what was chosen on validation data for a method, or for the parts of a combination."""
-    sections = _packaged("strengths.toml").get(dataset, {})
+    sections = packaged_toml("boovae.config", "strengths.toml").get(dataset, {})
     chosen: dict[str, Any] = {}
     for name in (*method.split("+"), method):
         chosen |= sections.get(name, {})
@@ -150,7 +150,7 @@ def strengths(dataset: str, method: str) -> dict[str, Any]:
 def _preset(name: str | None, dataset: str) -> dict[str, Any]:
     if name is None:
         return {}
-    presets = _packaged("presets.toml")
+    presets = packaged_toml("boovae.config", "presets.toml")
     if name not in presets:
         raise unknown_name("preset ({preset})", name, presets)
     common = {key: value for key, value in presets[name].items() if not isinstance(value, dict)}

@@ -58,7 +58,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     """Return the value as its type; TOML has lists where we have tuples, and NumPy its own numbers."""
     value = _plain(value)
     for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, int) and abs(item) >= 2**63:
+        if isinstance(item, int) and not -(2**63) <= item < 2**63:
             raise InputError(f"{{{name}}} is too large; it must fit into 64 bits")
         if isinstance(item, float) and not math.isfinite(item):
             raise SettingError(name, value, "finite")

@@ -3,13 +3,14 @@
 from boovae.data.datasets import DATASETS, PATH_FORMS, DatasetInfo, load_stream, pack_dataset
 from boovae.data.download import DataFile
 from boovae.data.readers import read_folder, read_idx, read_npz, write_idx
-from boovae.data.tasks import Split, Stream, Task
+from boovae.data.tasks import ImageSpec, Split, Stream, Task
 
 __all__ = [
     "DATASETS",
     "PATH_FORMS",
     "DataFile",
     "DatasetInfo",
+    "ImageSpec",
     "Split",
     "Stream",
     "Task",

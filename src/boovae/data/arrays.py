@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,20 @@ from boovae.errors import InputError
 
 TRAIN, VALID, TEST = 0, 1, 2
 SPLITS = ("train", "valid", "test")
-MAX_CLASSES = 10_000  # labels index a table of names; a larger one is a mistake (an identifier, a date)
+LABEL_LIMIT = 10_000  # labels index a table of names; a larger one is a mistake (an identifier, a date)
 
 IntArray = NDArray[np.int64]
 Held = float | int | None
+
+
+class Labelled(NamedTuple):
+    """Images ``(n, *shape)``, the class and, if known, the split 0/1/2 of each, and how they were split."""
+
+    images: NDArray[Any]
+    labels: IntArray
+    split: IntArray | None
+    class_names: tuple[str, ...]
+    how: str = ""
 
 
 def as_images(
@@ -84,9 +94,9 @@ def as_labels(labels: ArrayLike | Tensor, count: int, where: str) -> IntArray:
         raise InputError(f"{where}: {count} images need labels of shape ({count},), found {found.shape}")
     if found.dtype.kind not in "iu":
         raise InputError(f"{where}: labels must be integers, found {found.dtype}; convert with astype(int)")
-    if count and not 0 <= int(found.min()) <= int(found.max()) < MAX_CLASSES:
+    if count and not 0 <= int(found.min()) <= int(found.max()) < LABEL_LIMIT:
         raise InputError(
-            f"{where}: labels must lie in 0..{MAX_CLASSES - 1}, found {found.min()}..{found.max()}; "
+            f"{where}: labels must lie in 0..{LABEL_LIMIT - 1}, found {found.min()}..{found.max()}; "
             "number the classes from 0"
         )
     return found.astype(np.int64)

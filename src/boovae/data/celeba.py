@@ -12,20 +12,22 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.progress import MofNCompleteColumn
 
-from boovae.data.arrays import IntArray
+from boovae.data.arrays import IntArray, Labelled
 from boovae.data.decoding import View, decode_pictures
-from boovae.data.download import cache_folder, search_folders
-from boovae.data.readers import Labelled, read_npz
+from boovae.data.download import cache_folder, progress_bar, search_folders
+from boovae.data.readers import read_npz
 from boovae.errors import InputError
 
 FOLDER = "celeba"
+HOW = "official partition"
 HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair", "Gray_Hair")
-CLASS_NAMES = ("black", "blond", "brown", "gray")
+CLASS_NAMES = tuple(name.removesuffix("_Hair").lower() for name in HAIR)
 NONE_OF = ("Wearing_Hat", "Bald", "Receding_Hairline")
 #: The size of every aligned picture, and what is made of it.
 SIZE = (178, 218)
@@ -63,11 +65,9 @@ def find_prepared(side: int, data_dir: str | Path | None = None) -> Path | None:
 
 def find_layout(data_dir: str | Path | None = None) -> Path | None:
     """Return the folder that holds any of the official files."""
-    for base in search_folders(data_dir):
-        folder = base / FOLDER
-        if any((folder / name).exists() for names in (ATTRIBUTES, PARTITION, PICTURES) for name in names):
-            return folder
-    return None
+    folders = (folder / FOLDER for folder in search_folders(data_dir))
+    names = (*ATTRIBUTES, *PARTITION, *PICTURES)
+    return next((folder for folder in folders if any((folder / name).exists() for name in names)), None)
 
 
 def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
@@ -86,7 +86,7 @@ def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
     layout = Layout(*(_present(folder, names) for names in (ATTRIBUTES, PARTITION, PICTURES)))
     chosen = select(layout)
     images = _decoded(layout, chosen.files, side)
-    return Labelled(images, chosen.labels, chosen.split, CLASS_NAMES)
+    return Labelled(images, chosen.labels, chosen.split, CLASS_NAMES, HOW)
 
 
 def _checked(data: Labelled, side: int, path: Path) -> Labelled:
@@ -95,14 +95,14 @@ def _checked(data: Labelled, side: int, path: Path) -> Labelled:
             f"{path}: pictures of shape {data.images.shape[1:]} {'without' if data.split is None else 'with'} a split; "
             f"it must hold images (n, {side}, {side}, 3), labels and split"
         )
-    return data if data.class_names[0] != "0" else data._replace(class_names=CLASS_NAMES)
+    return data._replace(class_names=CLASS_NAMES if data.class_names[0] == "0" else data.class_names, how=HOW)
 
 
 def _present(folder: Path, names: Sequence[str]) -> Path:
-    for name in names:
-        if (folder / name).exists():
-            return folder / name
-    raise InputError(f"{folder / names[0]}: not there; CelebA needs it, get it from where the other files are from")
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise InputError(f"{folder / names[0]}: not there; CelebA needs it, get it from where the other files are from")
+    return found
 
 
 # --- which pictures -------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def _lines(path: Path) -> list[str]:
 
 def _file_name(name: str, path: Path) -> str:
     if "/" in name or "\\" in name or name.startswith("."):
-        raise InputError(f"{path}: '{name}' is no plain file name; do not trust this file")
+        raise InputError(f"{path}: '{name}' is not a plain file name; do not trust this file")
     return name
 
 
@@ -218,15 +218,6 @@ def _key(layout: Layout, files: Sequence[str], side: int) -> str:
 
 
 def _decode(layout: Layout, files: Sequence[str], side: int, out: Path) -> None:
-    with _bar() as bar:
+    with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("decoding faces", total=len(files))
         decode_pictures(files, layout.pictures, out, VIEWS[side], progress=lambda done: bar.update(task, advance=done))
-
-
-def _bar() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

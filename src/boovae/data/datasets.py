@@ -6,16 +6,20 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from boovae.data.arrays import TEST, TRAIN, VALID, IntArray, random_split
-from boovae.data.celeba import CLASS_NAMES, find_layout, find_prepared, read_celeba
+from boovae.config.resolve import packaged_toml
+from boovae.config.section import AtLeastOne, WholeNumber, checked
+from boovae.data.arrays import TEST, TRAIN, VALID, Labelled, random_split
+from boovae.data.celeba import FOLDER as FACES
+from boovae.data.celeba import find_layout, find_prepared, read_celeba
 from boovae.data.download import DataFile, find_file, get_file
-from boovae.data.readers import Labelled, read_folder, read_idx, read_npz
-from boovae.data.tasks import Stream, build_stream, check_seed
+from boovae.data.readers import read_folder, read_idx, read_npz
+from boovae.data.tasks import Stream, build_stream
 from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
 
@@ -34,11 +38,8 @@ class DatasetInfo:
     mirrors: tuple[str, ...] = ()
     remedy: str = ""
     pixel_range: tuple[float, float] = (0.0, 1.0)
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the dataset needs no files."""
-        return not self.files
+    embedded: bool = False
+    """Whether it comes with a library and needs no files."""
 
     def where(self, data_dir: str | Path | None = None) -> Path | None:
         """Return the folder that holds the files, or None (also for a dataset that needs no files)."""
@@ -55,11 +56,8 @@ class DatasetInfo:
         return [read_idx(path, file.sha256) for path, file in zip(paths, self.files, strict=True)]
 
 
-@dataclass(frozen=True)
 class FacesInfo(DatasetInfo):
     """CelebA at one size; its files are found by their layout, or prepared as one NumPy file."""
-
-    embedded = False
 
     def where(self, data_dir: str | Path | None = None) -> Path | None:
         """Return the folder that holds the prepared pictures or the official files, or None."""
@@ -67,137 +65,13 @@ class FacesInfo(DatasetInfo):
         return find_layout(data_dir) if prepared is None else prepared.parent
 
 
-def _faces(name: str, side: int) -> FacesInfo:
-    return FacesInfo(
-        name,
-        f"faces with black, blond, brown or gray hair, {side} x {side} pixels in colour",
-        "CelebA (Liu, Luo, Wang, Tang 2015)",
-        "non-commercial research only",
-        (3, side, side),
-        CLASS_NAMES,
-        pixel_range=(-1.0, 1.0),
-    )
+def _known_datasets() -> dict[str, DatasetInfo]:
+    tables = packaged_toml("boovae.data", "datasets.toml")
+    kinds = {name: FacesInfo if name.startswith(FACES) else DatasetInfo for name in tables}
+    return {name: msgspec.convert({"name": name, **table}, kinds[name]) for name, table in tables.items()}
 
 
-DIGITS = tuple("0123456789")
-
-DATASETS: dict[str, DatasetInfo] = {
-    info.name: info
-    for info in (
-        DatasetInfo(
-            "digits",
-            "1,797 handwritten digits of 8 x 8 pixels; comes with scikit-learn",
-            "UCI, Optical Recognition of Handwritten Digits (Alpaydin, Kaynak 1998)",
-            "CC BY 4.0",
-            (8, 8),
-            DIGITS,
-        ),
-        DatasetInfo(
-            "mnist",
-            "70,000 handwritten digits of 28 x 28 pixels",
-            "LeCun, Cortes, Burges (1998)",
-            "CC BY-SA 3.0",
-            (28, 28),
-            DIGITS,
-            (
-                DataFile(
-                    "train-images-idx3-ubyte.gz",
-                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                ),
-                DataFile(
-                    "train-labels-idx1-ubyte.gz",
-                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                    "d53e105ee54ea40749a09fcbcd1e9432",
-                ),
-                DataFile(
-                    "t10k-images-idx3-ubyte.gz",
-                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                    "9fb629c4189551a2d022fa330f9573f3",
-                ),
-                DataFile(
-                    "t10k-labels-idx1-ubyte.gz",
-                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-                    "ec29112dd5afa0611ce80d1b7f02629c",
-                ),
-            ),
-            (
-                "https://ossci-datasets.s3.amazonaws.com/mnist",
-                "https://storage.googleapis.com/cvdf-datasets/mnist",
-            ),
-        ),
-        DatasetInfo(
-            "fashion_mnist",
-            "70,000 pictures of clothes, 28 x 28 pixels",
-            "Zalando Research (Xiao, Rasul, Vollgraf 2017)",
-            "MIT",
-            (28, 28),
-            (
-                "T-shirt/top",
-                "Trouser",
-                "Pullover",
-                "Dress",
-                "Coat",
-                "Sandal",
-                "Shirt",
-                "Sneaker",
-                "Bag",
-                "Ankle boot",
-            ),
-            (
-                DataFile(
-                    "train-images-idx3-ubyte.gz",
-                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                ),
-                DataFile(
-                    "train-labels-idx1-ubyte.gz",
-                    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                    "25c81989df183df01b3e8a0aad5dffbe",
-                ),
-                DataFile(
-                    "t10k-images-idx3-ubyte.gz",
-                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                    "bef4ecab320f06d8554ea6380940ec79",
-                ),
-                DataFile(
-                    "t10k-labels-idx1-ubyte.gz",
-                    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-                    "bb300cfdad3c16e7a12a480ee83cd310",
-                ),
-            ),
-            (
-                "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-            ),
-        ),
-        DatasetInfo(
-            "notmnist",
-            "18,724 letters A to J in many typefaces, 28 x 28 pixels (notMNIST_small)",
-            "Yaroslav Bulatov (2011)",
-            "none stated",
-            (28, 28),
-            tuple("ABCDEFGHIJ"),
-            (
-                DataFile(
-                    "notmnist-small-images-idx3-ubyte.gz",
-                    "59fe38159136f66e2e88103ee317146a15311676a501177ddb5850be451d972d",
-                ),
-                DataFile(
-                    "notmnist-small-labels-idx1-ubyte.gz",
-                    "a9bc5225a5455d5559f6a0a39d67e4354dfff3b97d7076bcbd38a235b3598c0b",
-                ),
-            ),
-            remedy=(
-                "To make both files, unpack notMNIST_small.tar.gz by Yaroslav Bulatov, delete its two "
-                "unreadable pictures and write images and labels of boovae.data.read_folder with "
-                "boovae.data.write_idx; or load the unpacked folder itself as folder:PATH."
-            ),
-        ),
-        _faces("celeba", 32),
-        _faces("celeba64", 64),
-    )
-}
+DATASETS = _known_datasets()
 
 #: What a name with a path means; not in ``DATASETS`` because the data is the user's own.
 PATH_FORMS = {
@@ -206,22 +80,12 @@ PATH_FORMS = {
 }
 
 
-class Source(NamedTuple):
-    """A whole dataset: images ``(n, *shape)``, class and split code of each, and how it was split."""
-
-    images: NDArray[Any]
-    labels: IntArray
-    split: IntArray
-    class_names: tuple[str, ...]
-    how: str
-
-
 def load_stream(
     name: str,
     *,
     data_dir: str | Path | None = None,
     seed: int = 0,
-    classes_per_task: int = 1,
+    classes_per_task: int | None = 1,
     class_order: Sequence[int] | None = None,
     limit: int | None = None,
     binarize: str = "none",
@@ -234,6 +98,7 @@ def load_stream(
     name : of a dataset in ``DATASETS``, or ``folder:PATH`` or ``npz:PATH``.
     data_dir : folder that holds ``<dataset>/<file>``; else BOOVAE_DATA, then the cache, then a download.
     seed : decides the split into train, valid and test, and is recorded.
+    classes_per_task : how many classes make one task; None puts all of them into one.
     class_order : the classes in the order they come, perhaps not all; by default as they are numbered.
     limit : the most images per class and split.
     binarize : "none", "threshold" or "dynamic", see :class:`Stream`.
@@ -243,7 +108,7 @@ def load_stream(
     >>> stream, stream[0].name, stream.split_record["sizes"]
     (Stream('digits': 5 of 5 tasks), '0/1', {'train': 1293, 'valid': 144, 'test': 360})
     """
-    check_seed(seed)
+    seed = checked("seed", seed, WholeNumber)
     source = _read_source(name, data_dir, seed)
     groups = _class_groups(source, class_order, classes_per_task)
     task_of_class = np.full(len(source.class_names), -1, np.int64)
@@ -251,22 +116,19 @@ def load_stream(
         task_of_class[list(group)] = task
     task_of = task_of_class[source.labels]
     if limit is not None:
+        limit = checked("limit", limit, AtLeastOne)
         task_of[~_within_limit(source, limit, seed)] = -1
     if pixel_range is None:
         pixel_range = DATASETS[name].pixel_range if name in DATASETS else (0.0, 1.0)
     return build_stream(
-        _stretched(source.images, pixel_range),
-        source.labels,
-        source.split,
+        source._replace(images=_stretched(source.images, pixel_range)),
         task_of,
+        ["/".join(source.class_names[label] for label in group) for group in groups],
         name=name,
-        task_names=["/".join(source.class_names[label] for label in group) for group in groups],
-        class_names=source.class_names,
         pixel_range=pixel_range,
         binarize=binarize,
         seed=seed,
-        how=source.how,
-        extra={"limit": None if limit is None else int(limit)},
+        extra={"limit": limit},
     )
 
 
@@ -284,7 +146,7 @@ def pack_dataset(name: str, out: Path | None = None, data_dir: str | Path | None
         content,
         images=source.images,
         labels=source.labels.astype(np.uint16),
-        split=source.split.astype(np.uint8),
+        split=np.asarray(source.split, np.uint8),
         class_names=np.array(source.class_names),
     )
     write_file(path, content.getvalue())
@@ -300,7 +162,7 @@ def _stretched(images: NDArray[Any], pixel_range: tuple[float, float]) -> NDArra
     return stretched
 
 
-def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Source:
+def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Labelled:
     form, _, path = str(name).partition(":")
     if form in _PATH_READERS and path:
         return _split_by_class(_PATH_READERS[form](Path(path).expanduser()), seed)
@@ -310,46 +172,44 @@ def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Source:
 
 
 def unknown_dataset(name: str, argument: str = "dataset") -> InputError:
-    """Return the error for a name that is no dataset; of a path it says how paths are written."""
+    """Return the error for an unknown dataset; for a path it says how paths are written."""
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix == ".npz":
         return InputError(f"{argument} is {name}; a path needs its kind: {'folder' if path.is_dir() else 'npz'}:{name}")
     return unknown_name(argument, name, [*DATASETS, *PATH_FORMS])
 
 
-def _digits(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+def _digits(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = (bunch.images / 16).astype(np.float32)
     split = random_split(len(images), (seed,), info.name, test=0.2, valid=0.1)
     how = "random: a fifth is test, a tenth of the rest is valid"
-    return Source(images, bunch.target.astype(np.int64), split, info.class_names, how)
+    return Labelled(images, bunch.target.astype(np.int64), split, info.class_names, how)
 
 
-def _mnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+def _mnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
     train_images, train_labels, test_images, test_labels = info.read(data_dir)
     train = random_split(len(train_labels), (seed,), info.name, test=0, valid=10_000)
     split = np.concatenate([train, np.full(len(test_labels), TEST)])
     labels = np.concatenate([train_labels, test_labels]).astype(np.int64)
     how = "canonical test set; 10,000 random images of the train set are valid"
-    return Source(np.concatenate([train_images, test_images]), labels, split, info.class_names, how)
+    return Labelled(np.concatenate([train_images, test_images]), labels, split, info.class_names, how)
 
 
-def _notmnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
+def _notmnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
     images, labels = info.read(data_dir)
     split = random_split(len(labels), (seed,), info.name, test=0.1, valid=0.1)
     how = "random: a tenth is test, a tenth of the rest is valid"
-    return Source(images, labels.astype(np.int64), split, info.class_names, how)
+    return Labelled(images, labels.astype(np.int64), split, info.class_names, how)
 
 
-def _celeba(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Source:
-    data = read_celeba(info.shape[-1], data_dir)
-    assert data.split is not None
-    return Source(data.images, data.labels, data.split, data.class_names, "official partition")
+def _celeba(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
+    return read_celeba(info.shape[-1], data_dir)
 
 
-def _split_by_class(data: Labelled, seed: int) -> Source:
+def _split_by_class(data: Labelled, seed: int) -> Labelled:
     """Return the data with its own split; what that lacks is drawn per class from the train images."""
     split = np.full(len(data.labels), TRAIN) if data.split is None else data.split.copy()
     lacking: dict[str, Any] = {key: None for key, code in (("valid", VALID), ("test", TEST)) if code not in split}
@@ -360,10 +220,10 @@ def _split_by_class(data: Labelled, seed: int) -> Source:
             shares = {"valid": 0, "test": 0} | lacking
             split[own] = random_split(len(own), (seed, int(label)), where, **shares)
     drawn = " and ".join(f"a random tenth is {key}" for key in reversed(lacking))
-    return Source(data.images, data.labels, split, data.class_names, f"per class, {drawn}" if drawn else "as given")
+    return data._replace(split=split, how=f"per class, {drawn}" if drawn else "as given")
 
 
-_SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Source]] = {
+_SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Labelled]] = {
     "digits": _digits,
     "mnist": _mnist,
     "fashion_mnist": _mnist,
@@ -374,11 +234,10 @@ _SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Source]] = {
 _PATH_READERS: dict[str, Callable[[Path], Labelled]] = {"folder": read_folder, "npz": read_npz}
 
 
-def _class_groups(source: Source, class_order: Sequence[int] | None, size: int) -> list[tuple[int, ...]]:
+def _class_groups(source: Labelled, class_order: Sequence[int] | None, size: int | None) -> list[tuple[int, ...]]:
     present = [int(label) for label in np.unique(source.labels)]
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise InputError(f"classes_per_task={size!r}: hand in a whole number, 1 or more")
     order = present if class_order is None else list(class_order)
+    size = len(order) if size is None else checked("classes_per_task", size, AtLeastOne)
     unknown = [label for label in order if label not in present]
     if unknown or not order:
         known = ", ".join(map(str, present))
@@ -389,10 +248,8 @@ def _class_groups(source: Source, class_order: Sequence[int] | None, size: int) 
     return [tuple(int(label) for label in order[i : i + size]) for i in range(0, len(order), size)]
 
 
-def _within_limit(source: Source, limit: int, seed: int) -> NDArray[np.bool_]:
+def _within_limit(source: Labelled, limit: int, seed: int) -> NDArray[np.bool_]:
     """Mark ``limit`` random images of each class and split; a smaller limit marks a part of them."""
-    if isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1:
-        raise InputError(f"limit={limit!r}: hand in a whole number of images per class and split, 1 or more")
     kept = np.zeros(len(source.labels), np.bool_)
     for label in np.unique(source.labels):
         for code in (TRAIN, VALID, TEST):

@@ -53,7 +53,7 @@ def decode_pictures(
 ) -> None:
     """Write the pictures `folder / files[i]` as uint8 (n, 3, side, side) to the NumPy file `out`.
 
-    `progress` is told how many more are done. What is wrong with a picture is raised with its name.
+    `progress` gets how many more are done. What is wrong with a picture is raised with its name.
     """
     np.lib.format.open_memmap(out, "w+", np.uint8, (len(files), 3, view.side, view.side)).flush()
     # A process takes a moment to start: a few pictures are not worth a second one.
@@ -97,7 +97,7 @@ def _watch(job: dict[str, Any], stop: threading.Event, progress: Callable[[int],
         raise RunError(f"the process that decodes pictures ended with {left} of them to do; try again")
 
 
-def decoded(file: Path, view: View) -> NDArray[np.uint8]:
+def decode_picture(file: Path, view: View) -> NDArray[np.uint8]:
     """Return one picture as (side, side, 3), or say what is wrong with it.
 
     A JPEG can be decoded at half its size or less for half the time; that is done as far as the result is no larger.
@@ -127,7 +127,7 @@ def _work(job: dict[str, Any]) -> None:
     out = np.lib.format.open_memmap(job["out"], "r+")
     pending = 0
     for row, name in enumerate(job["files"], start=job["first"]):
-        out[row] = decoded(Path(job["folder"]) / name, view).transpose(2, 0, 1)
+        out[row] = decode_picture(Path(job["folder"]) / name, view).transpose(2, 0, 1)
         pending += 1
         if pending == REPORT or row == job["first"] + len(job["files"]) - 1:
             print(json.dumps({"done": pending}), flush=True)

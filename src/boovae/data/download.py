@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
 from boovae.errors import InputError
 
 DATA_VARIABLE = "BOOVAE_DATA"
@@ -21,7 +24,7 @@ CHUNK = 1 << 13  # a connection that breaks loses the chunk it was in, so a smal
 class DataFile:
     """A file of a dataset: its name, the SHA-256 of its unpacked content, the MD5 of the public gzip file.
 
-    The content is checked on every reading, so a copy that was packed anew is as good as the original.
+    The content is checked on every reading, so a copy that was packed again is as good as the original.
     Without an MD5 there is no public file to download.
     """
 
@@ -48,12 +51,9 @@ def search_folders(data_dir: str | Path | None = None) -> list[Path]:
 
 def find_file(dataset: str, file: DataFile, data_dir: str | Path | None = None) -> Path | None:
     """Return the path of a file that is on this disk, packed or unpacked, else None."""
-    for folder in search_folders(data_dir):
-        for name in (file.name, file.name.removesuffix(".gz")):
-            path = folder / dataset / name
-            if path.is_file():
-                return path
-    return None
+    names = (file.name, file.name.removesuffix(".gz"))
+    paths = (folder / dataset / name for folder in search_folders(data_dir) for name in names)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def get_file(
@@ -65,7 +65,7 @@ def get_file(
 ) -> Path:
     """Return the path of a file, downloaded into the cache if it is nowhere on this disk.
 
-    ``mirrors`` are addresses of folders that hold the file; ``remedy`` ends the error when there is no way.
+    ``mirrors`` are addresses of folders that hold the file; ``remedy`` ends the error if the file cannot be had.
     """
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise InputError(f"{{data_dir}} {data_dir}: no such folder; it should hold {dataset}/{file.name}")
@@ -73,29 +73,26 @@ def get_file(
     if path is not None:
         return path
     if not mirrors or file.md5 is None:
-        raise _missing(dataset, file, data_dir, ["there is no public copy with a known checksum"], remedy)
-    return _download(dataset, file, mirrors, data_dir, remedy)
-
-
-def _missing(
-    dataset: str, file: DataFile, data_dir: str | Path | None, reasons: Sequence[str], remedy: str
-) -> InputError:
-    place = search_folders(data_dir)[0] / dataset / file.name
+        found: Path | list[str] = ["there is no public copy with a known checksum"]
+    else:
+        found = _download(file, mirrors, cache_folder() / dataset)
+    if isinstance(found, Path):
+        return found
     lines = [
         f"dataset '{dataset}': {file.name} is not on this disk and could not be downloaded",
-        *(f"  {reason}" for reason in reasons),
-        f"Put it at {place}",
+        *(f"  {reason}" for reason in found),
+        f"Put it at {search_folders(data_dir)[0] / dataset / file.name}",
         f"or name the folder that holds {dataset}/{file.name} with {{data_dir}} or {DATA_VARIABLE}.",
     ]
-    return InputError("\n".join([*lines, remedy] if remedy else lines))
+    raise InputError("\n".join([*lines, remedy] if remedy else lines))
 
 
-def _download(dataset: str, file: DataFile, mirrors: Sequence[str], data_dir: str | Path | None, remedy: str) -> Path:
+def _download(file: DataFile, mirrors: Sequence[str], folder: Path) -> Path | list[str]:
+    """Return the path of a file that one of the mirrors had, or why each of them had not."""
     import filelock
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
-    folder = cache_folder() / dataset
     reasons = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +105,7 @@ def _download(dataset: str, file: DataFile, mirrors: Sequence[str], data_dir: st
                     reasons.append(f"{mirror}: {error}")
     except (OSError, NotImplementedError) as error:  # the latter: a file system that has no locks
         reasons.append(f"{folder}: {error}; choose another folder with {CACHE_VARIABLE}")
-    raise _missing(dataset, file, data_dir, reasons, remedy)
+    return reasons
 
 
 def _retrieve(mirror: str, file: DataFile, folder: Path) -> Path:
@@ -132,7 +129,7 @@ def _retrieve(mirror: str, file: DataFile, folder: Path) -> Path:
 
 
 class ResumingDownloader:
-    """A downloader for pooch that goes on where a broken transfer stopped.
+    """Download for pooch, and continue a broken transfer where it stopped.
 
     Bytes are collected in ``part``, which outlives this process; a connection that breaks is taken up again
     as long as each attempt brings something.
@@ -180,7 +177,7 @@ class ResumingDownloader:
 
         length = answer.headers.get("Content-Length")
         total = start + int(length) if length else None
-        with self.part.open("ab" if start else "wb") as file, _progress() as progress:
+        with self.part.open("ab" if start else "wb") as file, progress_bar(DownloadColumn()) as progress:
             bar = progress.add_task(self.part.stem, total=total, completed=start)
             for chunk in answer.iter_content(CHUNK):
                 file.write(chunk)
@@ -192,10 +189,8 @@ class ResumingDownloader:
             raise requests.ConnectionError(f"{self._size()} of {total} bytes came")
 
 
-def _progress() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
+def progress_bar(amount: ProgressColumn) -> Progress:
+    """Return a bar on stderr that goes when the work is done; where stderr is not a terminal, nothing is shown."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -13,12 +13,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from boovae.data.arrays import IntArray, as_images, as_labels, check_pixels
+from boovae.data.arrays import Labelled, as_images, as_labels, check_pixels
 from boovae.errors import InputError
 from boovae.files import memory_share
 
@@ -27,15 +27,6 @@ MAX_INFLATION = 1032
 PICTURE_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"))
 # Named, because some other formats of Pillow start outside programs.
 PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-
-
-class Labelled(NamedTuple):
-    """Images ``(n, *shape)``, the class ``(n,)`` and, if known, the split 0/1/2 ``(n,)`` of each."""
-
-    images: NDArray[Any]
-    labels: IntArray
-    split: IntArray | None
-    class_names: tuple[str, ...]
 
 
 def read_idx(path: str | Path, sha256: str | None = None) -> NDArray[np.uint8]:
@@ -146,7 +137,7 @@ def read_npz(path: str | Path) -> Labelled:
 
 
 def check_path(form: str, path: Path) -> None:
-    """Refuse the path of ``npz:PATH`` or ``folder:PATH`` where there is no such thing; nothing is read."""
+    """Refuse the path of ``npz:PATH`` or ``folder:PATH`` that does not exist; nothing is read."""
     if not (path.is_file() if form == "npz" else path.is_dir()):
         raise InputError(f"{form}:{path}: no such {'file' if form == 'npz' else 'folder'}; check the path")
 

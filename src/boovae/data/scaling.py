@@ -1,23 +1,18 @@
 """Images or features of any range, as the rows of numbers that a model learns from, and back.
 
 Grey values stay as they are; any other numbers are standardised, feature by feature, with the mean and the deviation of
-the first task. Batches that would not fit into memory together go to a file without a name, which a task reads like an
-array and which is gone with it.
+the first task.
 """
 
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from boovae.data.arrays import as_images
 from boovae.errors import InputError
@@ -64,13 +59,13 @@ class Scaling:
         return float(np.log(self.scale).sum())
 
     def check(self, low: float, high: float) -> None:
-        """Refuse values that are no grey values where the model has learned such."""
+        """Refuse other numbers where the model has learned grey values."""
         if self.grey and (low < -SLACK or high > 1 + SLACK):
             raise InputError(
                 f"X has values in [{low:g}, {high:g}], but the model takes grey values in [0, 1] "
                 "(likelihood 'bernoulli' or 'logistic'): divide by the largest possible value, hand in uint8, or scale "
                 "with MinMaxScaler(clip=True); "
-                "for other numbers fit anew with likelihood='normal'"
+                "for other numbers call fit again with likelihood='normal'"
             )
 
     def forward(self, rows: Rows) -> NDArray[np.float32]:
@@ -113,25 +108,8 @@ def _moments(rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def blocks_of(rows: Rows) -> Iterator[Rows]:
-    """Return the rows some thousand at a time."""
+    """Return the rows, some thousand at a time."""
     return (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
-
-
-def spooled(batches: Iterable[Rows]) -> Rows:
-    """Write batches (n, D) to a file without a name, and return it as one array that is read from disk as needed.
-
-    The file lies in the folder for temporary files (TMPDIR), and is gone with the array, however the process ends.
-    """
-    with tempfile.TemporaryFile() as file:
-        count, head = 0, None
-        for batch in batches:
-            head = batch[:0] if head is None else head
-            np.ascontiguousarray(batch, dtype=head.dtype).tofile(file)
-            count += len(batch)
-        if head is None or not count:
-            raise InputError("X has no batches: hand in at least one")
-        file.flush()
-        return np.memmap(file, dtype=head.dtype, mode="r+", shape=(count, head.shape[1]))
 
 
 def divided(rows: Rows, share: float, generator: np.random.Generator) -> tuple[Rows, Rows]:
@@ -152,53 +130,6 @@ def divided(rows: Rows, share: float, generator: np.random.Generator) -> tuple[R
     return rows[:first], rows[first:]
 
 
-def check_kind(data: object) -> None:
-    """Refuse what can be no images, and say what can."""
-    none = data is None or isinstance(data, (str, bytes, PathLike, Mapping))
-    if none and not hasattr(data, "ndim"):  # SciPy has a sparse matrix that is a dictionary
-        raise InputError(
-            f"X is a {type(data).__name__}; hand in an array or tensor (n, features), (n, height, width) or "
-            "(n, height, width, colours), or an iterable of such batches"
-        )
-
-
-@contextmanager
-def told_from_batches(data: object) -> Iterator[None]:
-    """Say of a list that cannot be read as an array how it would be read as batches."""
-    try:
-        yield
-    except InputError as error:
-        if isinstance(data, (list, tuple)):
-            raise InputError(f"{error.text}; a list is one array, a list of batches is iter(X)") from error
-        raise
-
-
-def is_batches(data: object) -> TypeGuard[Iterable[Any]]:
-    """Whether data are an iterable of batches; lists are arrays, as everywhere in scikit-learn."""
-    arrays = (np.ndarray, Tensor, Sequence, Mapping, str, bytes)
-    like_arrays = ("__array__", "__array_interface__", "__dataframe__", "shape")
-    return isinstance(data, Iterable) and not (isinstance(data, arrays) or any(hasattr(data, n) for n in like_arrays))
-
-
-def of_each(function: Callable[[Any], NDArray[Any]], batches: Iterable[Any]) -> NDArray[Any]:
-    """Return what a function makes of the images of each batch, one after another."""
-    parts = [function(without_labels(batch)) for batch in batches]
-    if not parts:
-        raise InputError("X has no batches; a generator can be read once: make it anew for every call")
-    return np.concatenate(parts)
-
-
-def without_labels(batch: Any) -> Any:
-    """Return the images of a batch (images, labels), as data loaders make them, or the batch itself.
-
-    More than two arrays of one shape are no images with labels: they are a list of pictures.
-    """
-    if not isinstance(batch, (tuple, list)) or not batch or getattr(batch[0], "ndim", 0) < 2:
-        return batch
-    pictures = len(batch) > 2 and all(getattr(part, "shape", None) == batch[0].shape for part in batch)
-    return batch if pictures else batch[0]
-
-
 def model_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of an image as the model has it, colours first.
 
@@ -208,7 +139,7 @@ def model_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return as_images(np.zeros((1, *shape), np.uint8), "X").shape[1:]
 
 
-def as_given(images: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def in_given_shape(images: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return rows (n, D) of the model in the shape in which one image was handed in."""
     if len(shape) == 3 and shape[-1] in (1, 3):
         return np.ascontiguousarray(np.moveaxis(images.reshape(-1, shape[2], shape[0], shape[1]), 1, -1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from boovae.config.section import WholeNumber, checked
 from boovae.data.arrays import (
     SPLITS,
     TEST,
@@ -21,6 +22,7 @@ from boovae.data.arrays import (
     VALID,
     Held,
     IntArray,
+    Labelled,
     as_images,
     as_labels,
     check_pixels,
@@ -56,6 +58,20 @@ class Task:
         return f"Task({self.name!r}: {sizes})"
 
 
+@dataclass(frozen=True)
+class ImageSpec:
+    """What images are like, apart from their number: shape of one, range of the pixels, and how they are binarised."""
+
+    shape: tuple[int, ...]
+    pixel_range: tuple[float, float] = (0.0, 1.0)
+    binarize: str = "none"
+
+    @property
+    def pixels(self) -> int:
+        """The number of pixels of an image, or of features of a row."""
+        return math.prod(self.shape)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Stream(Sequence[Task]):
     """A sliceable sequence of tasks and what is common to them.
@@ -67,7 +83,7 @@ class Stream(Sequence[Task]):
     class_names : of all classes of the dataset; a label is an index into it.
     pixel_range : between which values pixels lie.
     binarize : "none"; "threshold": all pixels are 0 or 1; "dynamic": so are those of valid and test, while
-        train keeps its grey values for the trainer to draw from anew.
+        train keeps its grey values for the trainer to draw from in every epoch.
     split_record : how the data was split, with its seed, the sizes and the digest; ready for JSON.
     tasks : the tasks, in order.
 
@@ -86,6 +102,11 @@ class Stream(Sequence[Task]):
     split_record: dict[str, Any]
     tasks: tuple[Task, ...]
     unsliced: Stream | None = None
+
+    @property
+    def spec(self) -> ImageSpec:
+        """What its images are like."""
+        return ImageSpec(self.shape, self.pixel_range, self.binarize)
 
     @property
     def full(self) -> Stream:
@@ -158,81 +179,77 @@ class Stream(Sequence[Task]):
         task_names = tuple(map(str, range(count))) if names is None else tuple(map(str, names))
         if len(task_names) != count or len(set(task_names)) != count:
             raise InputError(f"names: {count} tasks need {count} different names, found {list(task_names)}")
-        rows = _Rows(shape, _checked_range(pixel_range))
-        rows.add(tasks, TRAIN, "tasks")
+        pixel_range = _checked_range(pixel_range)
+        given: dict[int, Sequence[TaskData]] = {TRAIN: tasks}
         shares: dict[str, Held] = {}
-        for code, given in ((VALID, valid), (TEST, test)):
+        for code, held in ((VALID, valid), (TEST, test)):
             shares[SPLITS[code]] = 0
-            if given is None or isinstance(given, (int, float)):
-                shares[SPLITS[code]] = given
-            elif _count_tasks(given, SPLITS[code]) != count:
-                raise InputError(f"{SPLITS[code]}: {len(given)} entries for {count} tasks; hand in one per task")
+            if held is None or isinstance(held, (int, float)):
+                shares[SPLITS[code]] = held
+            elif _count_tasks(held, SPLITS[code]) != count:
+                raise InputError(f"{SPLITS[code]}: {len(held)} entries for {count} tasks; hand in one per task")
             else:
-                rows.add(given, code, SPLITS[code])
-        images, labels, split, task_of = rows.joined()
+                given[code] = held
+        data, task_of, labelled = _joined(given, None if shape is None else tuple(shape), pixel_range)
+        assert data.split is not None
         if any(share != 0 for share in shares.values()):
-            check_seed(seed)
+            seed = checked("seed", seed, WholeNumber)
             for index, task_name in enumerate(task_names):
-                own = np.flatnonzero((task_of == index) & (split == TRAIN))
-                split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
-        default_names = map(str, range(int(labels.max()) + 1)) if rows.labelled else task_names
+                own = np.flatnonzero((task_of == index) & (data.split == TRAIN))
+                data.split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
+        default_names = map(str, range(int(data.labels.max()) + 1)) if labelled else task_names
+        how = "arrays: " + ", ".join(f"{key} {_describe(value)}" for key, value in shares.items())
         return build_stream(
-            images,
-            labels,
-            split,
+            data._replace(class_names=tuple(default_names if class_names is None else class_names), how=how),
             task_of,
+            task_names,
             name=name,
-            task_names=task_names,
-            class_names=tuple(default_names if class_names is None else class_names),
-            pixel_range=rows.pixel_range,
+            pixel_range=pixel_range,
             binarize=binarize,
             seed=seed,
-            how="arrays: " + ", ".join(f"{key} {_describe(value)}" for key, value in shares.items()),
         )
 
 
 def build_stream(
-    images: NDArray[Any],
-    labels: IntArray,
-    split: IntArray,
+    data: Labelled,
     task_of: IntArray,
+    task_names: Sequence[str],
     *,
     name: str,
-    task_names: Sequence[str],
-    class_names: tuple[str, ...],
     pixel_range: tuple[float, float] = (0.0, 1.0),
     binarize: str = "none",
     seed: int = 0,
-    how: str = "",
     extra: dict[str, Any] | None = None,
 ) -> Stream:
-    """Return the stream of checked images ``(n, *shape)``; each has a class, split and task (-1: none)."""
+    """Return the stream of checked images, which have a split; ``task_of`` says the task of each (-1: none)."""
     _check_binarize(binarize, pixel_range)
-    check_seed(seed)
-    if int(labels.max()) >= len(class_names):
-        raise InputError(f"class_names: {len(class_names)} names, but a label is {int(labels.max())}")
-    if (task_of < 0).any():
-        used = task_of >= 0
-        images, labels, split, task_of = images[used], labels[used], split[used], task_of[used]
+    seed = checked("seed", seed, WholeNumber)
+    if int(data.labels.max()) >= len(data.class_names):
+        raise InputError(f"class_names: {len(data.class_names)} names, but a label is {int(data.labels.max())}")
+    assert data.split is not None
+    used = task_of >= 0
+    if not used.all():
+        task_of = task_of[used]
+        data = data._replace(images=data.images[used], labels=data.labels[used], split=data.split[used])
     tasks = []
     for index, task_name in enumerate(task_names):
         parts: dict[str, Split] = {}
         for code, split_name in enumerate(SPLITS):
-            rows = np.flatnonzero((task_of == index) & (split == code))
+            rows = np.flatnonzero((task_of == index) & (data.split == code))
             if not len(rows):
                 raise InputError(
                     f"task '{task_name}' has no {split_name} image; "
                     "each task needs at least 1 image in train, valid and test"
                 )
-            pixels = to_float(images[rows], pixel_range).flatten(1)
+            pixels = to_float(data.images[rows], pixel_range).flatten(1)
             pixels = binarized(pixels, binarize, code, (seed, index))
-            parts[split_name] = Split(pixels, torch.from_numpy(labels[rows]))
-        classes = tuple(int(label) for label in np.unique(labels[task_of == index]))
+            parts[split_name] = Split(pixels, torch.from_numpy(data.labels[rows]))
+        classes = tuple(int(label) for label in np.unique(data.labels[task_of == index]))
         tasks.append(Task(task_name, **parts, classes=classes))
-    record = {"dataset": name, "seed": int(seed), "how": how, "binarize": binarize, **(extra or {})}
+    record = {"dataset": name, "seed": seed, "how": data.how, "binarize": binarize, **(extra or {})}
     record |= sizes_record(tasks)
-    record["digest"] = _digest(images, labels, split, pixel_range, binarize, seed)
-    return Stream(name, images.shape[1:], class_names, pixel_range, binarize, record, tuple(tasks))
+    record["digest"] = _digest(data, pixel_range, binarize, seed)
+    return Stream(name, data.images.shape[1:], data.class_names, pixel_range, binarize, record, tuple(tasks))
 
 
 def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
@@ -245,12 +262,6 @@ def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
     return {"sizes": {split: sum(task[split] for task in per_task) for split in SPLITS}, "tasks": per_task}
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a seed that the generators cannot take."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InputError(f"seed={seed!r}: hand in a whole number, 0 or more")
-
-
 def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
     if isinstance(tasks, (np.ndarray, Tensor, str, bytes)) or not isinstance(tasks, Sequence):
         raise InputError(f"{where}: hand in a list with one entry per task, found {type(tasks).__name__}")
@@ -259,42 +270,34 @@ def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
     return len(tasks)
 
 
-class _Rows:
-    """Collects the images of many arrays with their label, split and task."""
-
-    def __init__(self, shape: Sequence[int] | None, pixel_range: tuple[float, float]) -> None:
-        self.shape = None if shape is None else tuple(shape)
-        self.pixel_range = pixel_range
-        self.images: list[NDArray[Any]] = []
-        self.columns: list[IntArray] = []  # (3, n) each: label, split, task
-        self.labelled: bool | None = None
-
-    def add(self, tasks: Sequence[TaskData], code: int, argument: str) -> None:
-        for index, task in enumerate(tasks):
-            where = f"{argument}[{index}]"
-            if isinstance(task, tuple) and len(task) != 2:
-                raise InputError(f"{where}: a tuple is (images, labels), found {len(task)} entries")
-            array, labels = task if isinstance(task, tuple) else (task, None)
-            images = check_pixels(as_images(array, where, self.shape), self.pixel_range, where)
-            if self.labelled not in (None, labels is not None):
-                raise InputError(f"{where}: hand in labels for all tasks and splits or for none")
-            if self.images and images.shape[1:] != self.images[0].shape[1:]:
-                raise InputError(
-                    f"{where}: images of shape {images.shape[1:]}, but those before have "
-                    f"{self.images[0].shape[1:]}; all tasks must agree"
-                )
-            self.labelled = labels is not None
-            columns = np.full((3, len(images)), index, np.int64)
-            columns[0] = index if labels is None else as_labels(labels, len(images), f"{where} labels")
-            columns[1] = code
-            self.images.append(images)
-            self.columns.append(columns)
-
-    def joined(self) -> tuple[NDArray[Any], IntArray, IntArray, IntArray]:
-        if len({images.dtype for images in self.images}) > 1:  # bytes and floats: bring both to one scale
-            self.images = [to_float(images, self.pixel_range).numpy() for images in self.images]
-        labels, split, task_of = np.concatenate(self.columns, 1)
-        return np.concatenate(self.images), labels, split, task_of
+def _joined(
+    given: Mapping[int, Sequence[TaskData]], shape: tuple[int, ...] | None, pixel_range: tuple[float, float]
+) -> tuple[Labelled, IntArray, bool]:
+    """Return the images of all tasks by their split, the task of each, and whether they came with labels."""
+    parts: list[NDArray[Any]] = []
+    columns: list[IntArray] = []  # (3, n) each: label, split, task
+    labelled: set[bool] = set()
+    for code, index, task in ((code, *entry) for code, tasks in given.items() for entry in enumerate(tasks)):
+        where = f"{'tasks' if code == TRAIN else SPLITS[code]}[{index}]"
+        if isinstance(task, tuple) and len(task) != 2:
+            raise InputError(f"{where}: a tuple is (images, labels), found {len(task)} entries")
+        array, labels = task if isinstance(task, tuple) else (task, None)
+        images = check_pixels(as_images(array, where, shape), pixel_range, where)
+        labelled.add(labels is not None)
+        if len(labelled) > 1:
+            raise InputError(f"{where}: hand in labels for all tasks and splits or for none")
+        if parts and images.shape[1:] != parts[0].shape[1:]:
+            raise InputError(
+                f"{where}: images of shape {images.shape[1:]}, but those before have {parts[0].shape[1:]}; "
+                "all tasks must agree"
+            )
+        parts.append(images)
+        label = np.full(len(images), index) if labels is None else as_labels(labels, len(images), f"{where} labels")
+        columns.append(np.stack([label, np.full(len(images), code), np.full(len(images), index)]))
+    if len({images.dtype for images in parts}) > 1:  # bytes and floats: bring both to one scale
+        parts = [to_float(images, pixel_range).numpy() for images in parts]
+    label, split, task_of = np.concatenate(columns, 1)
+    return Labelled(np.concatenate(parts), label, split, ()), task_of, labelled == {True}
 
 
 def _checked_range(pixel_range: tuple[float, float]) -> tuple[float, float]:
@@ -336,17 +339,10 @@ def _relabelled(task: Task, label_of: Tensor) -> Task:
     return Task(task.name, train, valid, test, tuple(sorted({int(label_of[label]) for label in task.classes})))
 
 
-def _digest(
-    images: NDArray[Any],
-    labels: IntArray,
-    split: IntArray,
-    pixel_range: tuple[float, float],
-    binarize: str,
-    seed: int,
-) -> str:
-    drawn = int(seed) if binarize == "dynamic" else None  # then the seed decides pixels, not only the split
-    head = [list(images.shape), images.dtype.str, list(pixel_range), binarize, drawn]
+def _digest(data: Labelled, pixel_range: tuple[float, float], binarize: str, seed: int) -> str:
+    drawn = seed if binarize == "dynamic" else None  # then the seed decides pixels, not only the split
+    head = [list(data.images.shape), data.images.dtype.str, list(pixel_range), binarize, drawn]
     sha256 = hashlib.sha256(json.dumps(head).encode())
-    for array in (images, labels, split):
+    for array in (data.images, data.labels, data.split):
         sha256.update(np.ascontiguousarray(array).data)
     return sha256.hexdigest()

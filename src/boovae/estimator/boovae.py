@@ -1,6 +1,6 @@
 """`BooVAE`: the whole of this package as a scikit-learn estimator.
 
-A thin front: data come in as arrays, tensors or batches and go through `data/features.py`; `Trainer` learns, with the
+A thin front: data come in as arrays, tensors or batches and become rows (`data/scaling.py`); `Trainer` learns, with the
 methods and priors of the command line; what is saved is a run folder (docs/estimator.md).
 """
 
@@ -9,26 +9,29 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from typing import Any, Literal
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from boovae.data import scaling as features
+from boovae.config.choose import DataSummary
+from boovae.config.section import AtLeastOne, checked
 from boovae.data.arrays import as_images, as_numpy
-from boovae.data.scaling import Rows, Scaling
-from boovae.data.tasks import Split, Task
+from boovae.data.batches import check_kind, concatenated, hint_at_batches, images_of_batch, is_batches, spooled
+from boovae.data.scaling import Rows, Scaling, blocks_of, divided, in_given_shape, model_shape
+from boovae.data.tasks import ImageSpec, Split, Task
 from boovae.errors import InputError
-from boovae.estimator.borderless import Borderless
-from boovae.estimator.detection import Trial
-from boovae.estimator.parameters import at_least_one, check_parameters, check_same_model, task_settings
+from boovae.estimator.detection import Score, TaskFinder, Trial, Waiting
+from boovae.estimator.parameters import check_parameters, check_same_model, task_settings
+from boovae.estimator.persistence import load_model, save_model
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiling_pays
@@ -36,9 +39,10 @@ from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.runs.inspection import Component, components, has_components
 from boovae.runs.progress import Watcher, make_display
+from boovae.training.events import Event
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
-from boovae.training.transfer import carry, rebuilt
+from boovae.training.transfer import copied_to, copy_learned, from_plain, to_plain
 
 #: An array, a tensor, a table, or an iterable of such batches.
 Data = Any
@@ -47,10 +51,10 @@ Array = NDArray[Any]
 PICTURE = (3, 32, 32)
 
 
-class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Borderless):  # type: ignore[misc]
+class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator):  # type: ignore[misc]
     """A variational autoencoder that learns one task after another and needs no old data.
 
-    Every call of `partial_fit` is one task, unless `detect_tasks` finds tasks; `fit` starts anew. Of a finished task
+    Every call of `partial_fit` is one task, unless `detect_tasks` finds tasks; `fit` starts again. Of a finished task
     the default method keeps a few learned images (`components_`), never the data. X is an array or tensor
     (n, features), (n, height, width) or (n, height, width, colours), uint8 or float; or any iterable of such batches,
     which may be larger than memory (docs/estimator.md).
@@ -69,7 +73,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
     detect_tasks : `partial_fit` takes a stream without borders and learns a task when the data have changed, which it
         notices from the ELBO; `finish` learns what waits for that (docs/task-free.md).
     detect_first : images from which the beginning of a task is learned; no shorter task is found.
-    detect_most : so many images at most wait; if nothing changes among them, they are a task.
+    detect_most : most images that wait; if nothing changes among them, they are a task.
     settings : any other setting of `boovae.config.Settings` by name, for example {"distill_weight": 1.0}.
     random_state : seed, generator or None, as in scikit-learn.
     device : "auto", "cpu" or "cuda".
@@ -133,41 +137,64 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         self.compile = compile
         self.verbose = verbose
 
+    trainer_: Trainer
+    scaling_: Scaling
+    image_shape_: tuple[int, ...]
+    n_features_in_: int
+    _events: list[Event]
+    _waiting: Waiting | None = None
+
     # --- learning -----------------------------------------------------------------------------------------------
 
-    def fit(self, X: Data, y: object = None) -> BooVAE:  # noqa: N803 (scikit-learn's name)
+    def fit(self, X: Data, y: object = None) -> Self:  # noqa: N803 (scikit-learn's name)
         """Forget everything and learn X as the first task, or as a whole stream (`detect_tasks`); y is ignored."""
         with self._whole_or_as_before():
-            self._forget()
+            for name in ("trainer_", "scaling_", "_events", "_waiting"):
+                self.__dict__.pop(name, None)
             if not self.detect_tasks:
                 return self._learn(X)
             if not self._feed(X)._learn_rest().__sklearn_is_fitted__():
                 raise InputError("X holds no images: there is nothing to learn")
             return self
 
-    def partial_fit(self, X: Data, y: object = None) -> BooVAE:  # noqa: N803
+    def partial_fit(self, X: Data, y: object = None) -> Self:  # noqa: N803
         """Learn X as one more task; y is ignored. If it fails or is interrupted, the model is as before.
 
         With `detect_tasks` X is the next part of a stream: the tasks that have ended are learned, the rest waits.
         """
         with self._whole_or_as_before():
-            if self.detect_tasks:
-                return self._feed(X)
-            self._learn_rest()
-            return self._learn(X)
+            return self._feed(X) if self.detect_tasks else self._learn_rest()._learn(X)
 
-    def _learn(self, data: Data) -> BooVAE:
+    def finish(self) -> Self:
+        """Learn the images that still wait for the end of their task; with none, do nothing.
+
+        Only with `detect_tasks` do images wait.
+        """
+        with self._whole_or_as_before():
+            return self._learn_rest()
+
+    @contextmanager
+    def _whole_or_as_before(self) -> Iterator[None]:
+        """Put everything back if something fails or is interrupted."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _learn(self, data: Data) -> Self:
         """Learn data as one task."""
-        first = not self.__sklearn_is_fitted__()
-        self._check(self.get_params(deep=False))
-        rows, scaling = self._task_rows(data, first=first)
-        return self._learn_rows(rows, scaling, self._seed() if first else self.trainer_.settings.training.seed)
+        self._check()
+        rows, scaling = self._task_rows(data)
+        return self._learn_rows(rows, scaling, self._seed())
 
-    def _learn_rows(self, rows: Rows, scaling: Scaling, seed: int) -> BooVAE:
+    def _learn_rows(self, rows: Rows, scaling: Scaling, seed: int) -> Self:
         """Learn scaled rows (n, D), which may be changed, as a task."""
         first = not self.__sklearn_is_fitted__()
         index = 0 if first else self.trainer_.tasks_done
-        train, valid = features.divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
+        train, valid = divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
         with closing(make_display(quiet=not self.verbose)) as display:
             trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
@@ -181,70 +208,120 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
                 stacklevel=4,
             )
         self.scaling_ = scaling
-        self.trainer_ = rebuilt(trainer, trainer.device)  # without the images
+        self.trainer_ = copied_to(trainer, trainer.device)  # without the images
         self._events = watcher.events if first else [*self._events, *watcher.events]
         return self
 
     def _trainer(self, parameters: dict[str, Any], rows: Rows, scaling: Scaling, seed: int, *, images: int) -> Trainer:
-        """Return a trainer that knows the past, for a task of scaled rows (n, D), so many of which train it."""
+        """Return a trainer that knows the past, for a task of scaled rows (n, D), `images` of which train it."""
         device, compile = choose_device(str(self.device)), parameters["compile"]
-        settings = task_settings(parameters, images, rows.shape[1], grey=scaling.grey, seed=seed)
+        settings = task_settings(parameters, DataSummary(images, rows.shape[1], scaling.grey), seed)
         extent = scaling.extent(rows)
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         if before is not None:
-            extent = min(extent[0], before.pixel_range[0]), max(extent[1], before.pixel_range[1])
+            extent = min(extent[0], before.spec.pixel_range[0]), max(extent[1], before.spec.pixel_range[1])
         compile = compiling_pays(images, settings, device) if compile == "auto" else bool(compile)
-        trainer = Trainer(settings, features.model_shape(self.image_shape_), extent, device=device, compile=compile)
+        trainer = Trainer(settings, ImageSpec(model_shape(self.image_shape_), extent), device=device, compile=compile)
         if before is not None:
-            carry(before, trainer)
-            trainer.frozen[:] = False  # a task that diverged is no reason not to try the next, with a lower rate say
+            copy_learned(before, trainer)
+            trainer.frozen[:] = False  # the next task may succeed, with a lower rate say
         return trainer
 
-    def _check(self, parameters: dict[str, Any]) -> None:
+    def _check(self) -> None:
         """Refuse parameters before data are read, which may take long."""
+        parameters = self.get_params(deep=False)
         check_parameters(parameters)
         choose_device(str(self.device))
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
-        settings = task_settings(parameters, images=1, features=count, grey=grey, seed=0)
+        settings = task_settings(parameters, DataSummary(1, count, grey), seed=0)
         # It knows its method and its networks, or says so. What needs pictures may get some: that is checked later.
-        trainer = Trainer(settings, PICTURE)
+        trainer = Trainer(settings, ImageSpec(PICTURE))
         if before is not None:
             check_same_model(before.settings, settings)
-            if before.binarize != "none":
-                raise InputError("this model learned black and white pixels: it goes on with `boovae extend RUN`")
+            if before.spec.binarize != "none":
+                raise InputError("this model learned black and white pixels: it continues with `boovae extend RUN`")
         if self.detect_tasks:
             Trial(trainer)  # knows whether its method can find tasks
 
     def _seed(self) -> int:
+        """Return the seed of the model: the first task decides it."""
+        if self.__sklearn_is_fitted__():
+            return self.trainer_.settings.training.seed
         if isinstance(self.random_state, numbers.Integral):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
+    # --- a stream without borders -------------------------------------------------------------------------------
+
+    def _feed(self, data: Data) -> Self:
+        """Take images of a stream, and learn the tasks that have ended."""
+        self._check()
+        first = not self.__sklearn_is_fitted__() and self._waiting is None
+        waiting = self._stream()
+        batches = self._read_batches(data, first=first) if is_batches(data) else [self._read(data, first=first)]
+        for rows in batches:
+            for ended in waiting.feed(rows, self.likelihood):
+                assert waiting.scaling is not None
+                self._learn_rows(ended, waiting.scaling, waiting.seed)
+        self._waiting = waiting
+        return self
+
+    def _stream(self) -> Waiting:
+        """Return what waits, as a copy, or a new beginning; parameters may have changed meanwhile."""
+        finder = TaskFinder(lambda images: self._trial(images, waiting), self.detect_first, self.detect_most)
+        if self._waiting is None:
+            waiting = Waiting(self._seed(), finder, self.scaling_ if self.__sklearn_is_fitted__() else None)
+        else:
+            waiting = self._waiting.copy()
+            waiting.finder.trial, waiting.finder.first, waiting.finder.most = finder.trial, finder.first, finder.most
+        return waiting
+
+    def _trial(self, images: Tensor, waiting: Waiting) -> Score:
+        """Let a copy of the model learn the beginning of a task, by a schedule that does not depend on the user's."""
+        assert waiting.scaling is not None
+        open_again: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "compile": False}
+        parameters = self.get_params(deep=False) | open_again
+        trainer = self._trainer(parameters, images.numpy(), waiting.scaling, waiting.seed, images=len(images))
+        return Trial(trainer)(images)
+
+    def _learn_rest(self) -> Self:
+        """Learn what waits, if anything does."""
+        ended, self._waiting = self._waiting, None
+        if ended is None:
+            return self
+        ended = ended.copy()  # should learning fail, the old one is put back as it was
+        rows = ended.rest(self.likelihood)
+        if rows is None:
+            return self
+        assert ended.scaling is not None
+        return self._learn_rows(rows, ended.scaling, ended.seed)
+
     # --- data in and out ----------------------------------------------------------------------------------------
 
-    def _task_rows(self, data: Data, *, first: bool) -> tuple[Rows, Scaling]:
+    def _task_rows(self, data: Data) -> tuple[Rows, Scaling]:
         """Return a task's rows (n, D) as the model takes them, a copy that may be changed, and the scaling."""
-        if not features.is_batches(data):
-            with features.told_from_batches(data):
+        first = not self.__sklearn_is_fitted__()
+        if not is_batches(data):
+            with hint_at_batches(data):
                 raw = self._read(data, first=first)
             scaling = Scaling.learned(raw, self.likelihood) if first else self.scaling_
             return scaling.forward(raw), scaling
         batches = self._read_batches(data, first=first)
         if not first:
-            return features.spooled(map(self.scaling_.forward, batches)), self.scaling_
-        raw = features.spooled(batches)
+            return spooled(map(self.scaling_.forward, batches)), self.scaling_
+        raw = spooled(batches)
         scaling = Scaling.learned(raw, self.likelihood)
-        return features.spooled(map(scaling.forward, features.blocks_of(raw))), scaling
+        return spooled(map(scaling.forward, blocks_of(raw))), scaling
 
     def _read_batches(self, data: Iterable[Any], *, first: bool) -> Iterator[Rows]:
         for batch in data:
-            yield self._read(features.without_labels(batch), first=first)
+            yield self._read(images_of_batch(batch), first=first)
             first = False
 
     def _read(self, data: Any, *, first: bool = False) -> Rows:
         """Return images as rows (n, D) of floats; a first task says what shape they have."""
-        features.check_kind(data)
+        check_kind(data)
         table = hasattr(data, "ndim") and not isinstance(data, Tensor)  # NumPy's, SciPy's, pandas'
         array = data if table else as_numpy(data, "X")
         shape: tuple[int, ...] | None = None
@@ -263,17 +340,17 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         learned = self.image_shape_
-        if shape != learned and features.model_shape(shape) != features.model_shape(learned):  # colours first or last
+        if shape != learned and model_shape(shape) != model_shape(learned):  # colours first or last
             raise InputError(f"X has images of shape {shape}, but the model has learned {learned}: resize them")
 
     def _tensor(self, data: Any) -> Tensor:
         """Return images as the model takes them, (n, D)."""
-        self._check_learned()
-        return torch.from_numpy(self.scaling_.forward(self._read(data))).to(self.trainer_.device)
+        device = self._learned.device
+        return torch.from_numpy(self.scaling_.forward(self._read(data))).to(device)
 
     def _images(self, rows: Tensor) -> Array:
         """Return rows (n, D) of the model in the shape and the units in which images were handed in."""
-        return features.as_given(self.scaling_.back(rows.cpu().numpy()), self.image_shape_)
+        return in_given_shape(self.scaling_.back(rows.cpu().numpy()), self.image_shape_)
 
     # --- using --------------------------------------------------------------------------------------------------
 
@@ -291,16 +368,15 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         of `score_samples`. A model with an integer as `random_state` gives the same images every time; `random_state`
         here gives others.
         """
-        self._check_learned()
-        count = at_least_one("n", n)
+        trainer, count = self._learned, checked("n", n, AtLeastOne)
         self._check_task(task)
         state = check_random_state(self.random_state if random_state is None else random_state)
         seed = state.randint(2**31 - 1)
-        images = generate(self.trainer_, count, f"estimator {seed}", task)[0]
+        images = generate(trainer, count, f"estimator {seed}", task)[0]
         if noise:
             draw = Draw("uniform", tuple(images.shape))
             uniform = Generators([seed], images.device).draw(draw, "estimator noise")[0]
-            images = self.trainer_.replicas.model.likelihood.draw(images, uniform)
+            images = trainer.replicas.model.likelihood.draw(images, uniform)
         return self._images(images)
 
     def score_samples(self, X: Data, task: int | None = None) -> NDArray[np.float64]:  # noqa: N803
@@ -308,9 +384,9 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
 
         An image's score is the same, bit for bit, whatever other images are scored with it.
         """
-        if features.is_batches(X):
-            return features.of_each(lambda batch: self.score_samples(batch, task), X)
-        x, samples = self._tensor(X), at_least_one("samples", self.samples)
+        if is_batches(X):
+            return concatenated(lambda batch: self.score_samples(batch, task), X)
+        x, samples = self._tensor(X), checked("samples", self.samples, AtLeastOne)
         view = self._view(task)
         owners = None if task is None else torch.full((len(x),), task, device=x.device)
         result = log_likelihood(view, x, samples, tasks=owners, fixed=True)
@@ -323,17 +399,16 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
 
     def transform(self, X: Data, task: int | None = None) -> Array:  # noqa: N803
         """Return the means (n, latent_dim) of q(z | x)."""
-        if features.is_batches(X):
-            return features.of_each(lambda batch: self.transform(batch, task), X)
+        if is_batches(X):
+            return concatenated(lambda batch: self.transform(batch, task), X)
         return self._mapped(lambda model, x: model.posterior(x).mean, self._tensor(X), task).cpu().numpy()
 
     def inverse_transform(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
         """Return the mean images of latents X (n, latent_dim)."""
-        self._check_learned()
-        latents = check_array(as_numpy(X, "X"), dtype=np.float32, input_name="X")
-        if latents.shape[1] != (wanted := self.trainer_.settings.model.latent_dim):
+        trainer, latents = self._learned, check_array(as_numpy(X, "X"), dtype=np.float32, input_name="X")
+        if latents.shape[1] != (wanted := trainer.settings.model.latent_dim):
             raise InputError(f"X has {latents.shape[1]} latent dimensions, but the model has {wanted}")
-        return self._images(self._mapped(VAE.images, torch.tensor(latents, device=self.trainer_.device), task))
+        return self._images(self._mapped(VAE.images, torch.tensor(latents, device=trainer.device), task))
 
     def reconstruct(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
         """Return what the model makes of images: the mean images at their latent means."""
@@ -367,7 +442,15 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
     @property
     def n_tasks_(self) -> int:
         """How many tasks have been learned."""
-        return int(self._fitted.tasks_done)
+        return self._learned.tasks_done
+
+    @property
+    def n_waiting_(self) -> int:
+        """How many images wait for the end of their task."""
+        if self._waiting is None:
+            check_is_fitted(self)
+            return 0
+        return self._waiting.count
 
     @property
     def components_(self) -> Array:
@@ -385,19 +468,66 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Bo
         return np.array([component.mass for component in self._components()])
 
     @property
-    def _fitted(self) -> Trainer:
-        if not self.__sklearn_is_fitted__():
-            raise AttributeError("this BooVAE has learned nothing yet; call fit or partial_fit")
+    def _learned(self) -> Trainer:
+        """The trainer; NotFittedError, which says so if images only wait, where nothing was learned."""
+        if self._waiting is not None and self._waiting.count and not self.__sklearn_is_fitted__():
+            raise NotFittedError(
+                f"{self._waiting.count} images wait for the end of their task and none has been learned: call finish() "
+                "to learn them"
+            )
+        check_is_fitted(self)
         return self.trainer_
 
     def _components(self) -> list[Component]:
-        if not has_components(self._fitted):
+        if not has_components(self._learned):
             raise AttributeError(f"method '{self.method}' stores no components; use boo or boo+distill")
         return components(self.trainer_)
 
     @property
     def _n_features_out(self) -> int:
         return int(self.trainer_.settings.model.latent_dim)
+
+    # --- moving and keeping it ----------------------------------------------------------------------------------
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to another device, where it also learns from now on."""
+        chosen = choose_device(str(device))
+        self.device = str(device)
+        if self.__sklearn_is_fitted__():
+            self.trainer_ = copied_to(self.trainer_, chosen)
+        return self
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder, without pickle; returns it. A model that was saved there before is replaced."""
+        _ = self._learned
+        self._check_none_waits()
+        return save_model(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
+        """Return the model that `save`, or `boovae train --replicas 1`, has written to a folder."""
+        return load_model(cls, Path(folder), device)
+
+    def _check_none_waits(self) -> None:
+        if self._waiting is not None and self._waiting.count:
+            raise InputError(
+                f"{self._waiting.count} images wait for the end of their task, and a stored model keeps no images: "
+                "call finish() first, which learns them"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_none_waits()
+        state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("_waiting", None)  # nothing waits
+        if "trainer_" in state:
+            state["trainer_"] = to_plain(state["trainer_"])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "trainer_" in state:
+            device = choose_device(state["device"] if torch.cuda.is_available() else "auto")
+            state = {**state, "trainer_": from_plain(state["trainer_"], device)}
+        super().__setstate__(state)
 
     # --- scikit-learn's questions ------------------------------------------------------------------------------------
 

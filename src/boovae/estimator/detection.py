@@ -18,14 +18,16 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from boovae.config.resolve import read_toml
+from boovae.data.scaling import Rows, Scaling
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.methods import from_mapping
@@ -35,7 +37,7 @@ from boovae.replicas.randomness import Draw, Generators
 from boovae.runs.data import load_data
 from boovae.runs.progress import Watch, make_display
 from boovae.training.trainer import Trainer
-from boovae.training.transfer import carry
+from boovae.training.transfer import copy_learned
 
 if TYPE_CHECKING:
     from boovae.config import Settings
@@ -60,7 +62,7 @@ class ChangeDetector:
 
     >>> reference = torch.randn(100, generator=torch.Generator().manual_seed(0))
     >>> detector = ChangeDetector(reference)
-    >>> detector.feed(torch.zeros(50)) is None  # as ever
+    >>> detector.feed(torch.zeros(50)) is None  # nothing has changed
     True
     >>> detector.feed(torch.tensor([0.0, 0.0] + 14 * [-9.0]))  # 52 images were of the task
     52
@@ -125,7 +127,7 @@ class TaskFinder:
             raise InputError(f"most ({{detect_most}}) is {most}; it must be at least {{detect_first}}, {first}")
         self.trial, self.first, self.most = trial, first, most
         self._images: list[Tensor] = []  # of the task that has not ended
-        self._learned = 0  # of them by the trial: `first` and `most` may change while a task goes on
+        self._learned = 0  # of them by the trial: `first` and `most` may change within a task
         self._scored = 0
         self._score: Score | None = None
 
@@ -187,6 +189,49 @@ def _columns(scores: Tensor) -> Sequence[Tensor]:
     return scores.unbind(1) if scores.dim() == 2 else [scores]
 
 
+@dataclass
+class Waiting:
+    """Images of the task that has not ended, as the model takes them, and what finds its end.
+
+    The first images of a stream wait as they came: once there are enough for a trial they decide the scaling.
+    """
+
+    seed: int
+    finder: TaskFinder
+    scaling: Scaling | None = None
+    raw: list[Rows] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many images wait."""
+        return self.finder.waiting + sum(map(len, self.raw))
+
+    def copy(self) -> Waiting:
+        """Return the same state, which may go another way."""
+        return replace(self, finder=self.finder.copy(), raw=list(self.raw))
+
+    def feed(self, rows: Rows, likelihood: str) -> Iterator[Rows]:
+        """Take more images (n, D); yield the tasks that have ended, each as scaled rows (m, D)."""
+        self.raw.append(rows)
+        if self.scaling is not None or self.count >= self.finder.first:
+            for images in self.finder.feed(torch.from_numpy(self._scaled(likelihood))):
+                yield images.numpy()
+
+    def rest(self, likelihood: str) -> Rows | None:
+        """Return all that still waits, as scaled rows; None if nothing does."""
+        images = self.finder.finish()
+        parts = [] if images is None else [images.numpy()]
+        if self.raw:
+            parts.append(self._scaled(likelihood))
+        return np.concatenate(parts) if parts else None
+
+    def _scaled(self, likelihood: str) -> Rows:
+        raw, self.raw = np.concatenate(self.raw), []
+        if self.scaling is None:
+            self.scaling = Scaling.learned(raw, likelihood)
+        return self.scaling.forward(raw)
+
+
 # --- with a trainer -------------------------------------------------------------------------------------------------
 
 
@@ -208,17 +253,11 @@ class Trial:
         return lambda others: elbo_and_kl(learner, others).mean(0)
 
     def learner(self, images: int) -> Trainer:
-        """Return a copy of the trainer that learns so many images with a short schedule."""
+        """Return a copy of the trainer with a schedule short enough for `images` images."""
         old = self.trainer
-        learner = Trainer(
-            shortened(self._settings, images),
-            old.shape,
-            old.pixel_range,
-            binarize=old.binarize,
-            device=old.device,
-            seeds=old.replicas.seeds,
-        )
-        carry(old, learner)
+        settings = shortened(self._settings, images)
+        learner = Trainer(settings, old.spec, device=old.device, seeds=old.replicas.seeds)
+        copy_learned(old, learner)
         return learner
 
 
@@ -258,7 +297,7 @@ def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
     return torch.cat([replicas.map(one, part.expand(len(replicas), -1, -1), noise) for part in parts], 1)
 
 
-def detected(
+def with_found_borders(
     settings: Settings,
     resumed: Path | None,
     *,
@@ -296,7 +335,7 @@ def find_borders(
 
     The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
     """
-    trainer = Trainer(settings, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device)
+    trainer = Trainer(settings, stream.spec, device=device)
     trial = Trial(trainer)
     finder, borders = TaskFinder(trial, first), [0]
     display.note("looking for borders between tasks")

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from boovae.model.nets import initialise
 from boovae.model.vae import VAE
 from boovae.replicas.devices import matmul_precision, one_thread
-from boovae.replicas.engine import BLOCK, Batch, Engine
+from boovae.replicas.engine import BLOCK, Engine
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas
+from boovae.replicas.step import Batch, GradientStep, Loss
 from boovae.training.state import put
 from boovae.training.trainer import Trainer
 
@@ -69,7 +70,6 @@ class Classifiers:
         *,
         width: int = WIDTH,
         dropout: float = 0.2,
-        compile: bool = False,
     ) -> None:
         self.width = width
 
@@ -77,27 +77,25 @@ class Classifiers:
             return MLP(pixels, classes, width, dropout)
 
         self.replicas = Replicas(build, seeds, device)
-        self.engine = Engine(self.replicas, self.objective, compile=compile)
-        self.generators = Generators(seeds, device)
+        self.step = GradientStep(self.replicas, self.objective, compile=False)
+        self.generators = self.replicas.generators
         self.tasks = 0
 
-    def objective(self, model: Any, batch: Batch) -> dict[str, Tensor]:
+    def objective(self, model: Any, batch: Batch) -> Loss:
         """Return the mean cross-entropy of one replica; the last column of `x` is the class."""
         x = batch["x"]
         log_probs = model(x[:, :-1], batch.get("dropout")).log_softmax(-1)
         # A comparison instead of an index: nothing that a recorded step would have to look up.
         own = x[:, -1:] == torch.arange(log_probs.shape[1], device=x.device)
-        return {"loss": -((log_probs * own).sum(1) * batch["weight"]).sum()}
+        return Loss(-((log_probs * own).sum(1) * batch["weight"]).sum(), {}, {})
 
     def learn(self, images: Tensor, labels: Tensor, classes: Sequence[int], *, epochs: int, batch_size: int) -> None:
         """Learn a task with new `classes`: images (N, D) and labels (N,) for all alike, or (R, N, D) and (R, N)."""
         self.replicas.buffers["seen"][:, list(classes)] = 0.0
         rows = torch.cat([images, labels.unsqueeze(-1).to(images.dtype)], dim=-1)
-        engine = self.engine
         device = self.replicas.device
         with matmul_precision(device), one_thread(when=device.type == "cpu" and self.replicas.stacked):
-            engine.load(rows, rows[..., :1, :], batch_size, {}, {})
-            engine.reset_optimiser()
+            engine = Engine(self.step, rows, rows[..., :1, :], batch_size, {}, {})
             steps, batch = engine.steps_per_epoch, engine.batch_size
             draws = {"dropout": Draw("uniform", (batch, 2 * self.width))}
             for epoch in range(epochs):

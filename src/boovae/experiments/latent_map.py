@@ -22,12 +22,13 @@ from boovae.errors import InputError
 from boovae.methods import from_mapping
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.vae import VAE
-from boovae.replicas.devices import choose_device, compiles, environment, matmul_precision
+from boovae.replicas.devices import choose_device, compiles, matmul_precision
 from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
+from boovae.runs.environment import environment
 from boovae.runs.progress import Watch, make_display
-from boovae.runs.train import planned_tasks
+from boovae.runs.train import planned_tasks, trainer_for
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -73,22 +74,14 @@ def run(
     check(settings)
     place, folder = choose_device(device), prepared(out)
     stream = planned_tasks(load_data(settings, data_dir), settings)
-    images = sum(len(task.train.images) for task in stream)
-    compiled = compiles(compile, images, settings, place)
-    rows, maps = [], []
+    compiled = compiles(compile, sum(len(task.train.images) for task in stream), settings, place)
+    rows, maps = list[dict[str, Any]](), list[Map]()
     with closing(make_display(quiet=quiet)) as display:
-        for found in learned_maps(settings, stream, place, display, compile=compiled):
+        for found in learned_maps(settings, stream, place, display, compile=compile):
             maps.append(found)
-            rows += [
-                {
-                    "dataset": settings.data.dataset,
-                    "method": found.method,
-                    "tasks_seen": found.seen,
-                    "seed": seed,
-                    "kl": kl,
-                }
-                for seed, kl in zip(settings.training.seeds, found.divergence, strict=True)
-            ]
+            head = {"dataset": settings.data.dataset, "method": found.method, "tasks_seen": found.seen}
+            by_seed = zip(settings.training.seeds, found.divergence, strict=True)
+            rows += [{**head, "seed": seed, "kl": kl} for seed, kl in by_seed]
             # After every map: what is there is whole, whatever happens next.
             write_table(folder / "latent_map.csv", rows, environment(place, compiled, command))
             save_figure(folder / "latent_map.png", draw(maps))
@@ -116,14 +109,12 @@ def learned_maps(
     display: Display,
     samples: int = SAMPLES,
     *,
-    compile: bool = False,
+    compile: str = "auto",
 ) -> Iterator[Map]:
     """Yield a map after every task, first of `standard`, then of the method in the settings."""
     for method in ("standard", settings.method):
         own = from_mapping({**settings.flat(), "method": method})
-        trainer = Trainer(
-            own, stream.shape, stream.pixel_range, binarize=stream.binarize, device=device, compile=compile
-        )
+        trainer = trainer_for(own, stream, device, compile)
         for index, task in enumerate(stream):
             display.task(index, len(stream), f"{method}, {task.name}", own.training.epochs)
             trainer.learn(task, Watch(display))

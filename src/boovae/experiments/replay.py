@@ -13,15 +13,22 @@ A VAE that learned class by class labels its samples by the prior's component th
 classifier's tasks leaves that to the classifier before the task. Beside them stands a classifier that needs no replay
 and no training: p(class | x) ∝ p(class) E_{q(z|x)}[p(x|z) r_class(z) / q(z|x)], read off the prior's components.
 
-A curve is kept after each of its tasks (`kept.py`), so the same command goes on where it was stopped.
+After each of its tasks a curve has a checkpoint of classifiers and generator, and a finished curve leaves its points, a
+small JSON file; so the same command continues where it was stopped. Both lie under a name made of all that decides the
+curve's numbers: other settings never meet.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,29 +37,34 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
-from boovae.experiments.curve_store import Kept
 from boovae.experiments.options import ReplayOptions
-from boovae.experiments.replay_points import Point, draw, table
+from boovae.files import TEXT_BYTES, read_file, write_file
 from boovae.methods import from_mapping
 from boovae.methods.boo import BooSettings
 from boovae.model.vae import VAE
-from boovae.replicas.devices import choose_device, compiles, environment
+from boovae.replicas.devices import choose_device, compiles
 from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
+from boovae.runs.environment import environment
 from boovae.runs.progress import Watch, make_display
-from boovae.runs.train import planned_tasks
+from boovae.runs.train import planned_tasks, trainer_for
+from boovae.training.checkpoint import load_checkpoint, save_checkpoint
 from boovae.training.sampling import generate
+from boovae.training.state import group, prefixed
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from boovae.data import Stream, Task
     from boovae.runs.progress import Display
 
 #: Weight of the paper's penalties for the generator `boo`, if the settings have none.
 PAPER_LAMBDA = 1.0
+#: The ticks of the accuracy axes, in percent, and how far under its end an accuracy of 100 lies.
+TICKS, MARGIN = (0, 20, 50, 80, 90, 95, 98, 99, 99.5, 99.9), 0.1
 
 
 class Curve(NamedTuple):
@@ -62,6 +74,25 @@ class Curve(NamedTuple):
     generator: Settings | None = None
     by_class: bool = False  # the generator's tasks are classes, not those of the classifier
     keeps: bool = False  # real images of the past are there
+
+
+@dataclass
+class Costs:
+    """What a curve took so far."""
+
+    generator_images: int = 0  # that the generator has learned from, each as often as it was seen, per replica
+    generator_seconds: float = 0.0  # all replicas together
+    classifier_seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Point(Costs):
+    """One curve after one task: accuracies of each replica, means over the tasks seen, and what it took so far."""
+
+    curve: str
+    seen: int
+    task_incremental: list[float]
+    class_incremental: list[float]
 
 
 @dataclass
@@ -86,27 +117,11 @@ class Experiment:
         by_class = {task.classes[0]: task for task in self.classes}
         return [by_class[label] for group in self.groups[:seen] for label in group]
 
-    def test_set(self, seen: int) -> tuple[Tensor, Tensor]:
-        """Return all test images of the tasks seen (n, D), and their labels (n,)."""
-        parts = [task.test for task in self.tasks[:seen]]
-        return torch.cat([part.images for part in parts]).to(self.device), torch.cat([part.labels for part in parts])
-
-    def classifiers(self) -> Classifiers:
-        """Return fresh classifiers, one per replica."""
-        pixels, classes = self.tasks[0].train.images.shape[1], len(self.tasks.class_names)
-        return Classifiers(pixels, classes, self.settings.training.seeds, self.device, dropout=self.options.dropout)
-
-    def generator(self, settings: Settings) -> Trainer:
-        """Return a fresh generator."""
-        stream = self.tasks
-        return Trainer(
-            settings,
-            stream.shape,
-            stream.pixel_range,
-            binarize=stream.binarize,
-            device=self.device,
-            compile=self.compiled,
-        )
+    def images(self, tasks: Sequence[Task], split: str) -> tuple[Tensor, Tensor]:
+        """Return all images of a split of some tasks (n, D), and their labels (n,)."""
+        parts = [getattr(task, split) for task in tasks]
+        images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
+        return images.to(self.device), labels.to(self.device)
 
     @property
     def compiled(self) -> bool:
@@ -114,37 +129,17 @@ class Experiment:
         images = sum(len(task.train.images) for task in self.tasks)
         return compiles(self.compile, images, self.settings, self.device)
 
-    def key(self, curve: Curve) -> dict[str, Any]:
-        """Return everything that decides a curve's numbers, but for the machine."""
-        return {
+    def place(self, folder: Path, curve: Curve) -> Path:
+        """Return where a curve's checkpoints lie, by everything that decides its numbers but for the machine."""
+        key = {
             "curve": curve.name,
             "seeds": self.settings.training.seeds,
             "generator": curve.generator and curve.generator.flat(),
             "classifier": [getattr(self.options, item.name) for item in fields(ReplayOptions) if item.name != "curve"],
             "data": (self.tasks.split_record, self.groups),
         }
-
-
-@dataclass
-class Progress:
-    """How far a curve is."""
-
-    classifiers: Classifiers
-    trainer: Trainer | None
-    images: int = 0
-    generator_seconds: float = 0.0
-    classifier_seconds: float = 0.0
-    points: list[Point] = field(default_factory=list)
-
-    @property
-    def costs(self) -> tuple[int, float, float]:
-        """Images that the generator learned from, its seconds, and those of the classifiers."""
-        return self.images, self.generator_seconds, self.classifier_seconds
-
-    def point(self, name: str, scores: Tensor, labels: Tensor, groups: Sequence[Sequence[int]]) -> Point:
-        """Return a point of a curve from the scores (R, n, classes) of the test images."""
-        by_task, by_class = (part.mean(0).tolist() for part in accuracies(scores, labels, groups))
-        return Point(name, len(groups), by_task, by_class, *self.costs)
+        text, words = json.dumps(key, sort_keys=True), re.sub(r"[^a-z0-9+]+", "-", curve.name.lower()).strip("-")
+        return folder / f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def run(
@@ -176,7 +171,7 @@ def run(
     rows: list[dict[str, Any]] = []
     with closing(display):
         for curve in curves(settings, experiment.tasks, options.curve):
-            points += learned(experiment, curve, Kept(folder / "curves", experiment.key(curve)))
+            points += learned(experiment, curve, experiment.place(folder / "curves", curve))
             rows = table(points, settings)
             write_table(folder / "replay.csv", rows, environment(place, experiment.compiled, command))
             save_figure(folder / "replay.png", draw(points))
@@ -226,110 +221,146 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
 # --- one curve ------------------------------------------------------------------------------------------------------
 
 
-def learned(experiment: Experiment, curve: Curve, kept: Kept) -> list[Point]:
-    """Return the points of a curve: what is kept of it, and the tasks that are still to be learned."""
-    finished = kept.finished()
-    if finished is not None:
-        experiment.display.note(f"{curve.name}: found in {kept.folder.parent}")
-        return [Point(**point) for point in finished]
-    trainer = None if curve.generator is None else experiment.generator(curve.generator)
-    progress = Progress(experiment.classifiers(), trainer)
-    done = _restore(progress, kept)
-    for index, task in list(enumerate(experiment.tasks))[done:]:
-        learn = _with_real_images if progress.trainer is None else _with_samples
-        progress.points += learn(experiment, curve, progress, index, task)
-        tensors, record = progress.classifiers.state(), {"tasks": index + 1, "costs": list(progress.costs)}
-        generator = progress.trainer.state() if progress.trainer is not None else None
-        kept.save(tensors, generator, record | {"points": [point._asdict() for point in progress.points]})
-    kept.finish([point._asdict() for point in progress.points])
-    return progress.points
+def learned(experiment: Experiment, curve: Curve, place: Path) -> list[Point]:
+    """Return the points of a curve: those that were kept, and those of the tasks that are still to be learned."""
+    finished = place.with_name(f"{place.name}.json")
+    if finished.exists():
+        try:
+            points = [Point(**point) for point in json.loads(read_file(finished, TEXT_BYTES))["points"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"cannot read {finished} ({error}): remove it, and the curve is made anew") from error
+        experiment.display.note(f"{curve.name}: found in {place.parent}")
+        return points
+    learner = Learner(experiment, curve)
+    for index, task in list(enumerate(experiment.tasks))[learner.load(place) :]:
+        learner.learn(index, task)
+        learner.save(place)
+    write_file(finished, json.dumps({"points": [vars(point) for point in learner.points]}, indent=1).encode())
+    shutil.rmtree(place, ignore_errors=True)
+    return learner.points
 
 
-def _restore(progress: Progress, kept: Kept) -> int:
-    """Put back what is kept of a curve; return how many tasks that are."""
-    found = kept.load()
-    if found is None:
-        return 0
-    tensors, generator, record = found
-    progress.classifiers.load_state(tensors, record["tasks"])
-    if progress.trainer is not None and generator is not None:
-        progress.trainer.load_state(*generator)
-    progress.images, progress.generator_seconds, progress.classifier_seconds = record["costs"]
-    progress.points = [Point(**point) for point in record["points"]]
-    return int(record["tasks"])
+class Learner:
+    """A curve while it is learned: its classifiers, its generator if it has one, and its points so far."""
 
+    def __init__(self, experiment: Experiment, curve: Curve) -> None:
+        self.experiment, self.curve = experiment, curve
+        stream, device, seeds = experiment.tasks, experiment.device, experiment.settings.training.seeds
+        pixels, classes = stream[0].train.images.shape[1], len(stream.class_names)
+        self.classifiers = Classifiers(pixels, classes, seeds, device, dropout=experiment.options.dropout)
+        settings = curve.generator
+        self.trainer = None if settings is None else trainer_for(settings, stream, device, experiment.compile)
+        self.costs = Costs()
+        self.points: list[Point] = []
 
-def _with_real_images(
-    experiment: Experiment, curve: Curve, progress: Progress, index: int, task: Task
-) -> Iterator[Point]:
-    """Learn a task from real images: of all tasks so far, or of this one alone."""
-    experiment.display.note(f"{curve.name}: task {index + 1}/{len(experiment.tasks)} ({task.name})")
-    visible = experiment.tasks[: index + 1] if curve.keeps else [task]
-    images = torch.cat([one.train.images for one in visible]).to(experiment.device)
-    labels = torch.cat([one.train.labels for one in visible]).to(experiment.device)
-    _learn(experiment, progress, images, labels, task)
-    test, truth = experiment.test_set(index + 1)
-    yield progress.point(curve.name, progress.classifiers.logits(test), truth, experiment.groups[: index + 1])
+    def save(self, place: Path) -> None:
+        """Write a checkpoint."""
+        tensors, rest = self.trainer.state() if self.trainer is not None else ({}, None)
+        together = prefixed("classifiers", self.classifiers.state()) | prefixed("generator", tensors)
+        record = {"tasks": self.classifiers.tasks, "costs": list(vars(self.costs).values()), "generator": rest}
+        save_checkpoint(place, together, record | {"points": [vars(point) for point in self.points]})
 
+    def load(self, place: Path) -> int:
+        """Continue from the last checkpoint; return how many tasks it has behind it, 0 without one."""
+        found = load_checkpoint(place, owner=True)
+        if found is None:
+            return 0
+        tensors, record = found
+        self.classifiers.load_state(group(tensors, "classifiers"), record["tasks"])
+        if self.trainer is not None:
+            self.trainer.load_state(group(tensors, "generator"), record["generator"])
+        self.costs = Costs(*record["costs"])
+        self.points = [Point(**point) for point in record["points"]]
+        return self.classifiers.tasks
 
-def _with_samples(experiment: Experiment, curve: Curve, progress: Progress, index: int, task: Task) -> Iterator[Point]:
-    """Learn a task from its images and a generator's samples of the past; the generator learns the task too."""
-    trainer, classifiers = progress.trainer, progress.classifiers
-    assert trainer is not None
-    stream, display, before = experiment.tasks, experiment.display, experiment.parts(index)
-    labels_of = [part.classes[0] for part in before] if curve.by_class else None
-    replayed = _past(trainer, classifiers, labels_of, task) if index > 0 else None
-    seen = experiment.parts(index + 1)
-    began = time.monotonic()
-    for part in seen[len(before) :] if curve.by_class else [task]:
-        display.task(index, len(stream), f"{curve.name}: {part.name}", trainer.settings.training.epochs)
-        trainer.learn(part, Watch(display))
-        progress.images += trainer.task_steps * trainer.engine.batch_size
-    _wait(experiment.device)
-    progress.generator_seconds += time.monotonic() - began
-    images, labels = _now(experiment, trainer, task)
-    if replayed is not None:
-        images, labels = torch.cat([images, replayed[0]], 1), torch.cat([labels, replayed[1]], 1)
-    _learn(experiment, progress, images, labels, task)
-    test, truth = experiment.test_set(index + 1)
-    groups = experiment.groups[: index + 1]
-    scores = _answers(experiment, trainer, classifiers, test)
-    yield progress.point(curve.name, scores, truth, groups)
-    if curve.by_class:
-        labels_now = [part.classes[0] for part in seen]
-        scores = class_scores(trainer, test, labels_now, len(stream.class_names), experiment.options.samples_per_image)
-        yield progress.point(f"{trainer.settings.method}, no replay: p(class | x)", scores, truth, groups)
+    def learn(self, index: int, task: Task) -> None:
+        """Learn a task from real images, of all tasks so far or of this one alone, or beside samples of the past."""
+        experiment, curve, trainer = self.experiment, self.curve, self.trainer
+        if trainer is None:
+            experiment.display.note(f"{curve.name}: task {index + 1}/{len(experiment.tasks)} ({task.name})")
+            visible = experiment.tasks[: index + 1] if curve.keeps else [task]
+            images, labels = experiment.images(visible, "train")
+        else:
+            images, labels = self._with_samples(trainer, index, task)
+        options = experiment.options
+        with self._timed("classifier_seconds"):
+            self.classifiers.learn(
+                images, labels, task.classes, epochs=options.classifier_epochs, batch_size=options.classifier_batch
+            )
+        seen = experiment.tasks[: index + 1]
+        test, truth = experiment.images(seen, "test")
+        self._add(curve.name, self._answers(test), truth, index + 1)
+        if trainer is not None and curve.by_class:
+            labels_of = [part.classes[0] for part in experiment.parts(index + 1)]
+            classes = len(experiment.tasks.class_names)
+            scores = class_scores(trainer, test, labels_of, classes, options.samples_per_image)
+            self._add(f"{trainer.settings.method}, no replay: p(class | x)", scores, truth, index + 1)
 
+    def _with_samples(self, trainer: Trainer, index: int, task: Task) -> tuple[Tensor, Tensor]:
+        """Return a task's images and a generator's samples of the past; the generator learns the task too."""
+        experiment, by_class = self.experiment, self.curve.by_class
+        before, seen = experiment.parts(index), experiment.parts(index + 1)
+        replayed = None
+        if index > 0:
+            labels_of = [part.classes[0] for part in before] if by_class else None
+            replayed = _past(trainer, self.classifiers, labels_of, task)
+        with self._timed("generator_seconds"):
+            for part in seen[len(before) :] if by_class else [task]:
+                name, epochs = f"{self.curve.name}: {part.name}", trainer.settings.training.epochs
+                experiment.display.task(index, len(experiment.tasks), name, epochs)
+                trainer.learn(part, Watch(experiment.display))
+                self.costs.generator_images += trainer.task_steps * trainer.engine.batch_size
+        now = self._now(trainer, task)
+        if replayed is None:
+            return now
+        return torch.cat([now[0], replayed[0]], 1), torch.cat([now[1], replayed[1]], 1)
 
-def _learn(experiment: Experiment, progress: Progress, images: Tensor, labels: Tensor, task: Task) -> None:
-    began, options = time.monotonic(), experiment.options
-    progress.classifiers.learn(
-        images, labels, task.classes, epochs=options.classifier_epochs, batch_size=options.classifier_batch
-    )
-    _wait(experiment.device)
-    progress.classifier_seconds += time.monotonic() - began
+    @contextmanager
+    def _timed(self, cost: str) -> Iterator[None]:
+        """Add the time that something takes to one of the costs."""
+        began = time.monotonic()
+        yield
+        if self.experiment.device.type == "cuda":  # let the device finish, so that the clock tells the truth
+            torch.cuda.synchronize(self.experiment.device)
+        setattr(self.costs, cost, getattr(self.costs, cost) + time.monotonic() - began)
 
+    def _add(self, name: str, scores: Tensor, truth: Tensor, seen: int) -> None:
+        """Add a point from the scores (R, n, classes) of the test images."""
+        both = accuracies(scores, truth, self.experiment.groups[:seen])
+        by_task, by_class = (part.mean(0).tolist() for part in both)
+        point = Point(curve=name, seen=seen, task_incremental=by_task, class_incremental=by_class, **vars(self.costs))
+        self.points.append(point)
 
-def _wait(device: torch.device) -> None:
-    """Let the device finish, so that the clock tells the truth."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    @torch.no_grad()
+    def _now(self, trainer: Trainer, task: Task) -> tuple[Tensor, Tensor]:
+        """Return the task's images (R, n, D) and labels; with `reconstruct` each also as the generator shows it.
 
+        Else the look of an image would tell the classifier whether it is old (generated) or new (real).
+        """
+        replicas = trainer.replicas
+        images, labels = self.experiment.images([task], "train")
+        real, labels = images.expand(len(replicas), -1, -1), labels.expand(len(replicas), -1)
+        if not self.experiment.options.reconstruct:
+            return real, labels
+        draw = Draw("normal", (real.shape[1], trainer.settings.model.latent_dim))
+        noise = Generators(replicas.seeds, replicas.device).draw(draw, "reconstruct", trainer.tasks_done)
+        return torch.cat([real, _shown(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
 
-@torch.no_grad()
-def _now(experiment: Experiment, trainer: Trainer, task: Task) -> tuple[Tensor, Tensor]:
-    """Return the task's images (R, n, D) and labels; with `reconstruct` each also as the generator shows it.
+    @torch.no_grad()
+    def _answers(self, test: Tensor) -> Tensor:
+        """Return the scores (R, n, classes) of images (n, D).
 
-    Else the look of an image would tell the classifier whether it is old (generated) or new (real).
-    """
-    replicas = trainer.replicas
-    real = task.train.images.to(experiment.device).expand(len(replicas), -1, -1)
-    labels = task.train.labels.to(experiment.device).expand(len(replicas), -1)
-    if not experiment.options.reconstruct:
-        return real, labels
-    draw = Draw("normal", (real.shape[1], trainer.settings.model.latent_dim))
-    noise = Generators(replicas.seeds, replicas.device).draw(draw, "reconstruct", trainer.tasks_done)
-    return torch.cat([real, _shown(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
+        With `reconstruct` the classifier has learned both looks of an image; both are asked, log-probabilities add up.
+        """
+        scores = self.classifiers.logits(test)
+        if self.trainer is None:
+            return scores
+        scores = scores.log_softmax(-1)
+        if not self.experiment.options.reconstruct:
+            return scores
+        each = test.expand(len(self.trainer.replicas), -1, -1)
+        still = torch.zeros(*each.shape[:2], self.trainer.settings.model.latent_dim, device=test.device)
+        return scores + self.classifiers.logits(_shown(self.trainer, each, still)).log_softmax(-1)
 
 
 def _shown(trainer: Trainer, images: Tensor, noise: Tensor) -> Tensor:
@@ -340,20 +371,6 @@ def _shown(trainer: Trainer, images: Tensor, noise: Tensor) -> Tensor:
 
     shown: Tensor = trainer.replicas.map(one, images, noise)
     return shown
-
-
-@torch.no_grad()
-def _answers(experiment: Experiment, trainer: Trainer, classifiers: Classifiers, test: Tensor) -> Tensor:
-    """Return the scores (R, n, classes) of images (n, D).
-
-    With `reconstruct` the classifier has learned both looks of an image, so both are asked: log-probabilities add up.
-    """
-    scores = classifiers.logits(test).log_softmax(-1)
-    if not experiment.options.reconstruct:
-        return scores
-    each = test.expand(len(trainer.replicas), -1, -1)
-    still = torch.zeros(*each.shape[:2], trainer.settings.model.latent_dim, device=test.device)
-    return scores + classifiers.logits(_shown(trainer, each, still)).log_softmax(-1)
 
 
 def _past(
@@ -372,3 +389,68 @@ def _past(
     samples = [generate(trainer, count, f"{purpose} {old}", old) for old in range(len(labels_of))]
     labels = torch.tensor(labels_of, device=trainer.device).repeat_interleave(count)
     return torch.cat(samples, 1), labels.expand(len(trainer.replicas), -1)
+
+
+# --- the table and the figure ---------------------------------------------------------------------------------------
+
+
+def table(points: Sequence[Point], settings: Settings) -> list[dict[str, Any]]:
+    """Return one row for every curve, number of tasks seen and seed."""
+    return [
+        {
+            "dataset": settings.data.dataset,
+            "curve": point.curve,
+            "tasks_seen": point.seen,
+            "seed": seed,
+            "task_incremental": point.task_incremental[row],
+            "class_incremental": point.class_incremental[row],
+            **{item.name: getattr(point, item.name) for item in fields(Costs)},
+        }
+        for point in points
+        for row, seed in enumerate(settings.training.seeds)
+    ]
+
+
+def draw(points: Sequence[Point]) -> Figure:
+    """Return the figure: mean accuracy over tasks seen, both ways, and what the generators had to learn from."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    costly = {point.curve for point in points if point.generator_images and "p(class" not in point.curve}
+    by_task, by_class, *rest = figure.subplots(1, 3 if costly else 2)  # of real images alone there is no cost to show
+    for number, name in enumerate(dict.fromkeys(point.curve for point in points)):
+        own = [point for point in points if point.curve == name]
+        seen = [point.seen for point in own]
+        style: dict[str, Any] = {"color": f"C{number}", "marker": "o", "markersize": 4}
+        style["linestyle"] = "--" if "replay" in name.split(",")[0] else "-"
+        for axes, key in ((by_task, "task_incremental"), (by_class, "class_incremental")):
+            values = 100 * np.array([getattr(point, key) for point in own])
+            axes.plot(seen, values.mean(1), label=name, **style)
+            axes.fill_between(seen, values.min(1), values.max(1), color=f"C{number}", alpha=0.15, linewidth=0)
+        if name in costly:
+            rest[0].plot(seen, [point.generator_images / 1e6 for point in own], label=name, **style)
+    by_task.set(title="task-incremental: the task is named", ylabel="mean accuracy over tasks seen, %")
+    by_class.set(title="class-incremental: among all classes seen")
+    for cost in rest:
+        cost.set(title="cost: images the generator learned, millions")
+    for axes in (by_task, by_class):
+        _spread(axes)
+    for axes in (by_task, by_class, *rest):
+        axes.set_xlabel("tasks seen")
+        axes.set_xticks(sorted({point.seen for point in points}))
+        axes.grid(alpha=0.3)
+    figure.legend(*by_task.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def _spread(axes: Axes) -> None:
+    """Give an axis of accuracies room where they are near 100 %: it is even in the logarithm of the error."""
+    import numpy as np
+
+    low, high = axes.get_ylim()
+    end = 100 + MARGIN
+    axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(end - a, 1e-9)), lambda v: end - np.exp(-v)))
+    axes.set_ylim(max(0.0, low), min(high, 100.0))
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])

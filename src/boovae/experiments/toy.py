@@ -22,13 +22,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting.losses import Descent, component_log_probs, em_weights, forward_loss, literal_loss, with_floor
-from boovae.errors import InputError
+from boovae.boosting.losses import component_log_probs, forward_loss, literal_loss, with_floor
+from boovae.boosting.weights import em_weights
 from boovae.experiments.options import ToyOptions
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
-from boovae.replicas.devices import choose_device, environment, one_thread
+from boovae.replicas.descent import Descent
+from boovae.replicas.devices import choose_device, one_thread
 from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
+from boovae.runs.environment import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,10 +119,6 @@ def approximate(
     steps: int,
 ) -> Fit:
     """Approximate a target by one component after another, all seeds at once."""
-    if components is not None and components < 2:
-        raise InputError(f"{{components}} is {components}; boosting needs at least 2")
-    if steps < 1:
-        raise InputError(f"{{steps}} is {steps}; it must be at least 1")
     boosting = _Boosting(target_name, objective, seeds, device, steps)
     return boosting.run(TARGETS[target_name] if components is None else components)
 
@@ -147,9 +145,10 @@ class _Boosting:
             mixture = mixtures[-1] if mixtures else None
             parts.append(self._learned(self._start(mixture, place), mixture, place))
             mixtures.append(self._weighted(parts))
-        divergences = torch.stack([self._forward_divergence(mixture) for mixture in mixtures])
-        reverse = torch.stack([self._reverse_divergence(mixture) for mixture in mixtures])
-        return Fit(self.target_name, self.objective, mixtures, divergences, reverse)
+        divergence = [_divergence(self.target, mixture, self.test_samples) for mixture in mixtures]
+        drawn = (self._drawn(TEST_SAMPLES, "reverse", mixture) for mixture in mixtures)
+        reverse = [_divergence(mixture, self.target, z) for mixture, z in zip(mixtures, drawn, strict=True)]
+        return Fit(self.target_name, self.objective, mixtures, torch.stack(divergence), torch.stack(reverse))
 
     def _start(self, mixture: DiagonalMixture | None, place: int) -> Tensor:
         """Return where a component starts (R, 2): of a few samples of the target, the one the mixture covers least."""
@@ -187,28 +186,19 @@ class _Boosting:
         even = torch.zeros_like(joined.mean[..., 0]).log_softmax(-1)
         return DiagonalMixture(em_weights(vmap(component_log_probs)(joined, self.fit_samples), even), *joined)
 
-    def _drawn(self, count: int, purpose: str) -> Tensor:
-        """Return samples of the target, (R, count, 2)."""
-        return self._samples(self.target, count, purpose)
-
-    def _samples(self, mixture: DiagonalMixture, count: int, purpose: str) -> Tensor:
+    def _drawn(self, count: int, purpose: str, mixture: DiagonalMixture | None = None) -> Tensor:
+        """Return samples of a mixture, or of the target, (R, count, 2)."""
         draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, 2))}
         noise = self.generators.draw_all(draws, self.target_name, purpose)
-        drawn: Tensor = vmap(DiagonalMixture.sample)(mixture, noise["uniform"], noise["normal"])
+        drawn: Tensor = vmap(DiagonalMixture.sample)(mixture or self.target, noise["uniform"], noise["normal"])
         return drawn
 
-    def _forward_divergence(self, mixture: DiagonalMixture) -> Tensor:
-        """Return KL[target ‖ mixture] (R,)."""
-        return self._ratio(self.target, mixture, self.test_samples).mean(1)
 
-    def _reverse_divergence(self, mixture: DiagonalMixture) -> Tensor:
-        """Return KL[mixture ‖ target] (R,)."""
-        return self._ratio(mixture, self.target, self._samples(mixture, TEST_SAMPLES, "reverse")).mean(1)
-
-    def _ratio(self, one: DiagonalMixture, other: DiagonalMixture, z: Tensor) -> Tensor:
-        log_prob = vmap(DiagonalMixture.log_prob)
-        ratio: Tensor = log_prob(one, z) - log_prob(other, z)
-        return ratio
+def _divergence(one: DiagonalMixture, other: DiagonalMixture, z: Tensor) -> Tensor:
+    """Return KL[one ‖ other] (R,), from samples of the one."""
+    log_prob = vmap(DiagonalMixture.log_prob)
+    ratio: Tensor = log_prob(one, z) - log_prob(other, z)
+    return ratio.mean(1)
 
 
 def _literal(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:

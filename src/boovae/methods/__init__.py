@@ -1,7 +1,8 @@
 """Continual-learning methods, and the registry that knows them by name."""
 
 from boovae.config.section import Section
-from boovae.methods.base import Combination, Method, TaskImages
+from boovae.methods.base import Method, TaskImages
+from boovae.methods.method_list import MethodList
 from boovae.methods.registry import (
     METHODS,
     REGISTRY,
@@ -17,8 +18,8 @@ from boovae.methods.registry import (
 __all__ = [
     "METHODS",
     "REGISTRY",
-    "Combination",
     "Method",
+    "MethodList",
     "Section",
     "TaskImages",
     "from_mapping",

@@ -1,11 +1,11 @@
 """What a continual-learning method is: what happens when a task begins, in the loss, after an epoch, when it ends,
-and what it remembers. Methods combine: `a+b` is a and b at once.
+and what it remembers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,11 +17,12 @@ from boovae.config import Settings
 from boovae.config.section import Section, hints
 from boovae.errors import InputError
 from boovae.model.nets import Nets
-from boovae.model.priors import NormalPrior, Prior, VampPrior
+from boovae.model.priors import Prior
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch, Step
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
+from boovae.replicas.step import Batch, Step
+from boovae.replicas.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,17 @@ class TaskImages:
     valid: Tensor
     own_images: int
     sizes_before: tuple[int, ...]
+    pixel_range: tuple[float, float] = (0.0, 1.0)
 
     @property
     def images_before(self) -> int:
         """Training images of all earlier tasks."""
         return sum(self.sizes_before)
+
+    def with_images(self, train: Tensor, valid: Tensor) -> TaskImages:
+        """Return the task with more images: `train` and `valid` in front of its own."""
+        train, valid = (torch.cat(parts, dim=-2) for parts in ((train, self.train), (valid, self.valid)))
+        return replace(self, train=train, valid=valid)
 
 
 class Method:
@@ -68,8 +75,9 @@ class Method:
     tracks = False
     #: Names (their beginnings) of parameters that belong to one task alone and are frozen with it.
     private: tuple[str, ...] = ()
-    #: Its settings, each section a frozen dataclass beside the method.
+    #: Its settings, each section a frozen dataclass beside the method; `own` holds the values of the first.
     sections: tuple[type[Section], ...] = ()
+    own: Any = None
     #: The strengths that `boovae tune` chooses, the main one first, and the values it tries.
     search: Mapping[str, tuple[float, ...]] = MappingProxyType({})
     #: Methods it cannot be combined with, and why.
@@ -77,8 +85,17 @@ class Method:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        if self.sections:
+            self.own = settings.of(self.sections[0])
+        #: All that survives a task besides the networks, {name: (R, ...)}; `memory_shapes` says what belongs in it.
+        self.memory: dict[str, Tensor] = {}
+        #: What `penalty` finds in `batch["state"]`, {name: (R, ...)}; shapes stay the same within a task.
+        self.state: dict[str, Tensor] = {}
+        self.teacher = Teacher()
         self._candidates: Mapping[str, Sequence[float]] = {}
         self._events: list[dict[str, Any]] = []
+
+    # --- what a method may use ----------------------------------------------------------------------------------
 
     def log(self, event: dict[str, Any]) -> None:
         """Put an event into the run's log."""
@@ -93,24 +110,35 @@ class Method:
         events, self._events = self._events, []
         return events
 
+    def strength(self, name: str, replicas: Replicas) -> Tensor:
+        """Return a setting for each replica, (R,): the same for all, unless values are compared."""
+        values = self._candidates.get(name)
+        if not values:
+            kind = next(kind for kind in self.sections if name in hints(kind))
+            values = [getattr(self.settings.of(kind), name)] * len(replicas)
+        return torch.tensor([float(value) for value in values], device=replicas.device)
+
+    def hold_to_past(self, name: str, replicas: Replicas, task: TaskImages, part: str = "") -> None:
+        """From the second task on, give `penalty` a frozen copy of the networks (or a part of them) as they are now.
+
+        Its `weight` is the setting `name` times (images before / images now): the past counts as the images it had.
+        """
+        if self.tasks_seen > 1:
+            weight = self.strength(name, replicas) * (task.images_before / task.own_images)
+            self.state = {**self.teacher.freeze(replicas, part), "weight": weight}
+
+    def shared(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the networks' tensors that all tasks share."""
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(("prior.", *self.private))}
+
+    # --- the model ----------------------------------------------------------------------------------------------
+
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
         """Give each replica its own value of some settings."""
         self._candidates = candidates
 
-    def strength(self, name: str, replicas: Replicas) -> Tensor:
-        """Return a setting for each replica, (R,): the same for all, unless values are compared."""
-        values = self._candidates.get(name) or [self._number(name)] * len(replicas)
-        return torch.tensor([float(value) for value in values], device=replicas.device)
-
-    def _number(self, name: str) -> float:
-        return next(float(getattr(self.settings.of(kind), name)) for kind in self.sections if name in hints(kind))
-
     def check(self) -> None:
         """Refuse settings that make no sense in this combination; called once all parts are known."""
-
-    def see(self, tasks: int) -> None:
-        """Take note of how many tasks have been seen, the current one included."""
-        self.tasks_seen = tasks
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return the method's own prior, or None for the one the settings name."""
@@ -120,12 +148,26 @@ class Method:
         """Return the encoder and decoder, perhaps with other layers."""
         return nets
 
+    def view(self, replicas: Replicas, task: int) -> Replicas:
+        """Return the model as it is for images of a task."""
+        return replicas
+
+    # --- the life of a task -------------------------------------------------------------------------------------
+
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
         """Return what is trained on: the task's images, perhaps with others mixed in; `replicas` are as they were."""
         return task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Prepare for a task; `task` is what `images` returned."""
+
+    def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
+        """Act between two epochs."""
+
+    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
+        """Act when a task is learned; `replicas` hold the best snapshots. What is kept goes into `memory`."""
+
+    # --- a step -------------------------------------------------------------------------------------------------
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return the random tensors that `penalty` wants in its batch, for one step of one replica."""
@@ -135,14 +177,19 @@ class Method:
         """Return random tensors that are in the batch in training only; validation goes without."""
         return {}
 
-    def state(self) -> dict[str, Tensor]:
-        """Return what `penalty` finds in `batch["state"]`, {name: (R, ...)}; shapes stay the same within a task."""
-        return {}
+    @property
+    def wants_old_components(self) -> bool:
+        """Whether `penalty` reads `batch["old_components"]`: how the encoder sees finished tasks' pseudo-inputs now."""
+        return False
 
     @contextmanager
     def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
         """Let the model of one replica be noisy while the ELBO is computed; without draws it must change nothing."""
         yield
+
+    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
+        """Return named terms, each a scalar, that are added to the loss of one replica."""
+        return {}
 
     def track(self, state: dict[str, Tensor], step: Step) -> None:
         """Take note of a step: update `state` in place.
@@ -150,211 +197,29 @@ class Method:
         Everything has the leading axis R, or none where replicas run one after another.
         """
 
-    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return named terms, each a scalar, that are added to the loss of one replica."""
-        return {}
-
-    def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
-        """Act between two epochs."""
-
-    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Act when a task is learned; `replicas` hold the best snapshots. What is kept must show in `memory`."""
-
-    def view(self, replicas: Replicas, task: int) -> Replicas:
-        """Return the model as it is for images of a task."""
-        return replicas
-
-    def shared(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the networks' tensors that all tasks share."""
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(("prior.", *self.private))}
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return all that survives a task besides the networks: {name: (R, ...)}."""
-        return {}
+    # --- the memory ---------------------------------------------------------------------------------------------
 
     def images_stored(self) -> int:
         """Return how many images of finished tasks one replica keeps."""
         return 0
 
-    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]] | None:
-        """Return the shapes that `memory` has after so many tasks, -1 for any size; None says nothing about them."""
-        return None
+    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that `memory` has after some tasks, -1 for any size."""
+        return {}
 
-    def check_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
-        """Refuse a memory that is not this method's; a checkpoint may come from anywhere."""
+    def load_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
+        """Take a saved memory, or refuse one that is not this method's; a checkpoint may come from anywhere."""
         shapes = self.memory_shapes(replicas, tasks, pixels)
-        if shapes is None:
-            return
         for name in shapes.keys() | memory.keys():
             wanted, found = shapes.get(name), tuple(memory[name].shape) if name in memory else None
-            fits = wanted and found and len(wanted) == len(found) and memory[name].dtype in (torch.float32, torch.int64)
-            if not fits or any(size not in (-1, own) for size, own in zip(wanted or (), found or (), strict=True)):
+            if not (wanted and found and memory[name].dtype in (torch.float32, torch.int64) and fits(found, wanted)):
                 raise InputError(
                     f"the checkpoint's memory '{name}' is {found or 'missing'}, that of method '{self.name}' is "
                     f"{wanted or 'not called so'}; continue with the configuration it was made with"
                 )
-
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Take back what `memory` returned."""
-        if memory:
-            raise InputError(f"the checkpoint remembers {sorted(memory)}, which method '{self.name}' does not know")
+        self.memory = {name: tensor.to(replicas.device) for name, tensor in memory.items()}
 
 
-class Combination(Method):
-    """Several methods at once: their penalties add up, each sees the images the one before it returns."""
-
-    def __init__(self, settings: Settings, parts: Sequence[Method]) -> None:
-        super().__init__(settings)
-        self.parts = {part.name: part for part in parts}
-        self.name = "+".join(self.parts)
-        self.summary = "; ".join(part.summary for part in parts)
-        self.stores_examples = any(part.stores_examples for part in parts)
-        self.first_eligible = max(part.first_eligible for part in parts)
-        self.shared_memory = frozenset(f"{part.name}.{name}" for part in parts for name in part.shared_memory)
-        self.settled_by = max(part.settled_by for part in parts)
-        self.knows_task = any(part.knows_task for part in parts)
-        self.equal_masses = any(part.equal_masses for part in parts)
-        self.tracks = any(part.tracks for part in parts)
-        self.private = tuple(name for part in parts for name in part.private)
-        for part in parts:
-            part.private = self.private
-            for other, reason in part.clashes.items():
-                if other in self.parts:
-                    raise InputError(f"{{method={self.name}}}: {reason}; leave out '{other}' or '{part.name}'")
-            part.check()
-
-    def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
-        """Tell all parts."""
-        for part in self.parts.values():
-            part.compare(candidates)
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return what all parts logged."""
-        return [event for part in self.parts.values() for event in part.events()]
-
-    def see(self, tasks: int) -> None:
-        """Tell all parts."""
-        super().see(tasks)
-        for part in self.parts.values():
-            part.see(tasks)
-
-    def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
-        """Return the one prior that a part brings."""
-        priors = {name: part.make_prior(pixels, pixel_range) for name, part in self.parts.items()}
-        brought = {name: prior for name, prior in priors.items() if prior is not None}
-        if len(brought) > 1:
-            raise InputError(f"{{method={self.name}}}: {' and '.join(brought)} each bring a prior; use one of them")
-        return next(iter(brought.values()), None)
-
-    def adapt(self, nets: Nets) -> Nets:
-        """Let all parts change the layers; first those that give a task layers of its own."""
-        for part in self._own_layers_first():
-            nets = part.adapt(nets)
-        return nets
-
-    def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
-        """Hand the images through all parts."""
-        for part in self.parts.values():
-            task = part.images(replicas, task)
-        return task
-
-    def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Prepare all parts; what looks at codes of the new images needs the encoder that will learn them."""
-        for part in self._own_layers_first():
-            part.begin_task(replicas, task)
-
-    def _own_layers_first(self) -> list[Method]:
-        return sorted(self.parts.values(), key=lambda part: not part.knows_task)
-
-    def draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return all parts' draws under `part.name`."""
-        return {
-            f"{key}.{name}": draw for key, part in self.parts.items() for name, draw in part.draws(batch_size).items()
-        }
-
-    def training_draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return all parts' draws under `part.name`."""
-        return {
-            f"{key}.{name}": draw
-            for key, part in self.parts.items()
-            for name, draw in part.training_draws(batch_size).items()
-        }
-
-    def state(self) -> dict[str, Tensor]:
-        """Return all parts' state under `part.name`."""
-        return _joined({key: part.state() for key, part in self.parts.items()})
-
-    @contextmanager
-    def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
-        """Let all parts make noise."""
-        with ExitStack() as stack:
-            for key, part in self.parts.items():
-                stack.enter_context(part.perturbed(model, {**batch, **_part(batch, key)}))
-            yield
-
-    def track(self, state: dict[str, Tensor], step: Step) -> None:
-        """Let all parts take note; each sees its own state."""
-        for key, part in self.parts.items():
-            part.track(_part(state, key), step)
-
-    def view(self, replicas: Replicas, task: int) -> Replicas:
-        """Return the model as the part that knows tasks has it."""
-        for part in self.parts.values():
-            replicas = part.view(replicas, task)
-        return replicas
-
-    def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return all parts' terms; each part sees its own draws and state under their plain names."""
-        terms = {}
-        for key, part in self.parts.items():
-            own = {**batch, **_part(batch, key), "state": _part(batch["state"], key)}
-            terms.update({f"{key}.{name}": term for name, term in part.penalty(model, own).items()})
-        return terms
-
-    def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
-        """Let all parts act."""
-        for part in self.parts.values():
-            part.after_epoch(replicas, task, epoch)
-
-    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Let all parts end the task."""
-        for part in self.parts.values():
-            part.end_task(replicas, task)
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return all parts' memory under `part.name`."""
-        return _joined({key: part.memory() for key, part in self.parts.items()})
-
-    def images_stored(self) -> int:
-        """Return the images of all parts."""
-        return sum(part.images_stored() for part in self.parts.values())
-
-    def check_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
-        """Let each part look at its memory."""
-        for key, part in self.parts.items():
-            part.check_memory(_part(memory, key), replicas, tasks, pixels)
-
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Give each part its memory back."""
-        for key, part in self.parts.items():
-            part.load_memory(_part(memory, key))
-
-
-def _joined(parts: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{key}.{name}": tensor for key, part in parts.items() for name, tensor in part.items()}
-
-
-def _part(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{key}."): tensor for name, tensor in tensors.items() if name.startswith(f"{key}.")}
-
-
-def default_prior(settings: Settings, pixels: int, pixel_range: tuple[float, float]) -> Prior:
-    """Return the prior that the settings name."""
-    if settings.model.prior == "vamp":
-        return VampPrior(settings.model.components, pixels, pixel_range)
-    return NormalPrior(settings.model.latent_dim)
-
-
-def merged(task: TaskImages, train: Tensor, valid: Tensor) -> TaskImages:
-    """Return the task with more images: `train` and `valid` in front of its own."""
-    return replace(task, train=torch.cat([train, task.train], dim=-2), valid=torch.cat([valid, task.valid], dim=-2))
+def fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a shape is the wanted one, in which -1 stands for any size."""
+    return len(found) == len(wanted) and all(size in (-1, own) for size, own in zip(wanted, found, strict=True))

@@ -15,23 +15,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from boovae.boosting.fit import Key, Minorisation
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section, WholeNumber
 from boovae.errors import InputError, SettingError
 from boovae.methods.base import TaskImages
 from boovae.methods.boo import Boo
-from boovae.model.distributions import DiagonalNormal
 from boovae.model.priors import Prior
 from boovae.model.priors.flow import FlowPrior
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
-from boovae.replicas.randomness import Draw
+from boovae.replicas.randomness import Draw, latent_draws
 from boovae.replicas.stacked import Replicas
-from boovae.replicas.teacher import Teacher
+from boovae.replicas.step import Batch
 
 #: Places of old components at which the flow is held, per step.
 PLACES = 250
@@ -49,22 +45,6 @@ class FlowSettings(Section):
     """Weight of the squared distance the flow moves old components, times (images before / images now)."""
 
 
-class FlowMinorisation(Minorisation):
-    """The boosting step in v-space: components and codes are taken there through f⁻¹."""
-
-    @staticmethod
-    def component(model: VAE, inputs: Tensor) -> DiagonalNormal:
-        """Return the Gaussians of pseudo-inputs in v-space."""
-        return _prior(model).inward(model.posterior)(inputs)
-
-    @torch.no_grad()
-    def codes(self, replicas: Replicas, task: TaskImages, key: Key) -> tuple[Tensor, DiagonalNormal, Tensor]:
-        """Return images, their posteriors in z-space, and one sample of each in v-space."""
-        images, posterior, z = super().codes(replicas, task, key)
-        v: Tensor = replicas.map(lambda model, z: _prior(model).flow.inverse(z)[0], z)
-        return images, posterior, v
-
-
 class BooFlow(Boo):
     """A boosted prior whose latents pass through a learned flow."""
 
@@ -73,13 +53,11 @@ class BooFlow(Boo):
     sections = (*Boo.sections, FlowSettings)
     search = MappingProxyType({})  # the paper's penalties are not for it
     strength_name = "boo_lambda"
-    minorises = FlowMinorisation
     clashes = MappingProxyType({"multihead": "one flow cannot follow an encoder of its own for each task"})
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.flow = settings.of(FlowSettings)
-        self._teacher = Teacher()
         self.settled_by = 2
         if settings.model.latent_dim < 2 and self.flow.flow_layers > 0:
             raise SettingError("latent_dim", settings.model.latent_dim, "at least 2 for a flow; or set {flow_layers=0}")
@@ -101,24 +79,16 @@ class BooFlow(Boo):
         return FlowPrior(*sizes, layers=self.flow.flow_layers, width=self.flow.flow_width, **options)
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Freeze the flow as it is, then go on as `boo`."""
-        if self.tasks_seen > 1 and self.flow.flow_layers > 0:
-            weight = self.strength("flow_drift", replicas) * (task.images_before / task.own_images)
-            self._teacher.freeze(replicas, "prior.flow.", weight=weight)
+        """Freeze the flow as it is, then begin as `boo` does."""
+        if self.flow.flow_layers > 0:
+            self.hold_to_past("flow_drift", replicas, task, "prior.flow.")
         super().begin_task(replicas, task)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses the places."""
         if self.tasks_seen < 2 or self.flow.flow_layers == 0:
             return {}
-        return {
-            "place_uniform": Draw("uniform", (PLACES,)),
-            "place_normal": Draw("normal", (PLACES, self.settings.model.latent_dim)),
-        }
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the old flow."""
-        return self._teacher.state
+        return latent_draws(PLACES, self.settings.model.latent_dim, "place_")
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return how far the flow has moved old places, squared."""
@@ -127,7 +97,7 @@ class BooFlow(Boo):
             return {}
         prior = _prior(model)
         v = prior.base_before(model.posterior).sample(batch["place_uniform"], batch["place_normal"]).detach()
-        old: Tensor = self._teacher.answer(model, state, _moved, v)
+        old: Tensor = self.teacher.answer(model, state, _moved, v)
         return {"drift": state["weight"] * (_moved(model, v) - old).square().sum(-1).mean()}
 
 

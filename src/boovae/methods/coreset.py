@@ -7,7 +7,7 @@ Nguyen et al., 2018). Two ways to use them (`coreset_mode`):
 - `append`: they join the training set and each is seen once per epoch, which the paper's numbers show.
 - `batch`: they join every batch, as the paper says; batch and kept images count alike, image by image.
 
-Deviation from the released code: that draws anew from all old images for every new task.
+Deviation from the released code: that draws again from all old images for every new task.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from boovae.config import Settings
 from boovae.config.section import AtLeastOne, Section
 from boovae.methods.base import Method, TaskImages
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
+from boovae.replicas.step import Batch
 from boovae.replicas.teacher import bound_before
 
 
@@ -57,12 +57,11 @@ class Coreset(Method):
         }
     )
 
+    own: CoresetSettings
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.own = settings.of(CoresetSettings)
         self.settled_by = 2 if self.own.coreset_mode == "batch" else 1
-        self._memory: dict[str, Tensor] = {}
-        self._kept: dict[str, Tensor] = {}
 
     # --- which images are kept ----------------------------------------------------------------------------------
 
@@ -73,46 +72,38 @@ class Coreset(Method):
         count = min(self.own.coreset_images, task.own_images)
         if count < self.own.coreset_images:
             self.say(task, f"the task has only {count} images, all are kept (coreset_images asks for more)")
-        chosen = Generators(replicas.seeds, replicas.device).order(task.own_images, "coreset", task.index)
+        chosen = replicas.generators.order(task.own_images, "coreset", task.index)
         if self.own.coreset_choice == "kcenter":
             chosen = farthest_points(own, chosen[:, 0], count)
         rows = [own.take_along_dim(chosen[:, :count].unsqueeze(2), dim=1).unsqueeze(1)]
         counts = [torch.tensor([count], device=replicas.device)]
-        if self._memory:
-            rows.insert(0, self._memory["images"])
-            counts.insert(0, self._memory["counts"])
+        if self.memory:
+            rows.insert(0, self.memory["images"])
+            counts.insert(0, self.memory["counts"])
         width = max(row.shape[2] for row in rows)
         padded = [F.pad(row, (0, 0, 0, width - row.shape[2])) for row in rows]  # tasks with fewer images: black ones
-        self._memory = {"images": torch.cat(padded, dim=1), "counts": torch.cat(counts)}
+        self.memory = {"images": torch.cat(padded, dim=1), "counts": torch.cat(counts)}
 
-    def kept(self) -> Tensor | None:
+    def stored_images(self) -> Tensor | None:
         """Return the kept images (R, M, D) of all finished tasks, None before there are any."""
-        if not self._memory:
+        if not self.memory:
             return None
-        counts = self._memory["counts"].tolist()
-        return torch.cat([self._memory["images"][:, task, :count] for task, count in enumerate(counts)], dim=1)
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return the images (R, T, m, D) and how many of the m places each task has filled, (T,)."""
-        return self._memory
+        counts = self.memory["counts"].tolist()
+        return torch.cat([self.memory["images"][:, task, :count] for task, count in enumerate(counts)], dim=1)
 
     def images_stored(self) -> int:
         """Return the number of kept images."""
-        return int(self._memory["counts"].sum()) if self._memory else 0
+        return int(self.memory["counts"].sum()) if self.memory else 0
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the kept images and of their numbers."""
+        """Return the shapes of the images (R, T, m, D), and of how many of the m places each task has filled."""
         return {"images": (len(replicas), tasks, -1, pixels), "counts": (tasks,)} if tasks else {}
-
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Take them back."""
-        self._memory = dict(memory)
 
     # --- how they are learned again -----------------------------------------------------------------------------
 
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
         """Put the kept images in front of the task's own ones (append); validation images stay the task's own."""
-        kept = self.kept()
+        kept = self.stored_images()
         if kept is None or self.own.coreset_mode == "batch":
             return task
         own = task.train.expand(len(replicas), *task.train.shape[-2:])
@@ -120,24 +111,20 @@ class Coreset(Method):
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Lay out the kept images for the loss (batch)."""
-        kept = self.kept()
+        kept = self.stored_images()
         if kept is not None and self.own.coreset_mode == "batch":
             number = torch.full((len(replicas),), float(kept.shape[1]), device=replicas.device)
-            self._kept = {"images": kept, "number": number}
+            self.state = {"images": kept, "number": number}
 
     def training_draws(self, batch_size: int) -> dict[str, Draw]:
         """Return noise for the kept images of a step, and what chooses them if they outnumber the batch."""
-        if not self._kept:
+        if not self.state:
             return {}
-        kept = self._kept["images"].shape[1]
+        kept = self.state["images"].shape[1]
         draws = {"kept_noise": Draw("normal", (min(kept, batch_size), self.settings.model.latent_dim))}
         if kept > batch_size:
             draws["kept_order"] = Draw("uniform", (kept,))
         return draws
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the kept images."""
-        return self._kept
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return (M / B) times the kept images' mean negative ELBO; validation goes without."""

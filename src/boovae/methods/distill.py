@@ -19,15 +19,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.methods.base import Method, TaskImages
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
-from boovae.replicas.randomness import Draw
+from boovae.replicas.randomness import Draw, latent_draws
 from boovae.replicas.stacked import Replicas
-from boovae.replicas.teacher import Teacher
+from boovae.replicas.step import Batch
 
 
 @dataclass(frozen=True)
@@ -55,27 +53,17 @@ class Distill(Method):
     search = MappingProxyType({"distill_weight": (0.1, 0.2, 0.4, 0.8, 1.6)})
     settled_by = 2
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.own = settings.of(DistillSettings)
-        self._teacher = Teacher()
+    own: DistillSettings
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the network as it is."""
-        if self.tasks_seen > 1:
-            weight = self.strength("distill_weight", replicas) * (task.images_before / task.own_images)
-            self._teacher.freeze(replicas, weight=weight)
+        self.hold_to_past("distill_weight", replicas, task)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses the latents."""
         if self.tasks_seen < 2:
             return {}
-        count, latent_dim = self.own.distill_latents, self.settings.model.latent_dim
-        return {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, latent_dim))}
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the teacher."""
-        return self._teacher.state
+        return latent_draws(self.own.distill_latents, self.settings.model.latent_dim)
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return the two divergences at fresh latents of the old prior."""
@@ -83,7 +71,7 @@ class Distill(Method):
         if not state:
             return {}
         weight = state["weight"]
-        answers: tuple[Tensor, Tensor, Tensor, DiagonalNormal] = self._teacher.answer(
+        answers: tuple[Tensor, Tensor, Tensor, DiagonalNormal] = self.teacher.answer(
             model, state, _answers, batch["uniform"], batch["normal"]
         )
         z, output, images, posterior = answers

@@ -46,9 +46,9 @@ from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.methods.base import Method, TaskImages
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas, replica_of
+from boovae.replicas.step import Batch
 
 #: Gradient values of single images that are held at once, by device, and most images.
 CHUNK_VALUES, CHUNK_IMAGES = {"cuda": 2**28, "cpu": 2**25}, 64
@@ -75,33 +75,18 @@ class EWC(Method):
     search = MappingProxyType({"ewc_strength": (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)})
     settled_by = 2
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.own = settings.of(EWCSettings)
-        self._memory: dict[str, Tensor] = {}
-        self._state: dict[str, Tensor] = {}
+    own: EWCSettings
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Scale the quadratic to the mean over this task's images."""
-        if self._memory:
+        if self.memory:
             scale = self.strength("ewc_strength", replicas) / task.own_images
-            self._state = {**self._memory, "scale": scale}
-
-    def state(self) -> dict[str, Tensor]:
-        """Return precision, anchor and scale; nothing in the first task."""
-        return self._state
+            self.state = {**self.memory, "scale": scale}
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return scale / 2 . Σ_i P_i (θ_i − a_i)²."""
         state: dict[str, Tensor] = batch["state"]
-        if not state:
-            return {}
-        drifts = [
-            (state[f"precision.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
-            for name, parameter in model.named_parameters()
-            if f"precision.{name}" in state
-        ]
-        return {"drift": 0.5 * state["scale"] * torch.stack(drifts).sum()}
+        return {"drift": 0.5 * state["scale"] * squared_drift(model, state, "precision")} if state else {}
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Add the task's quadratic to the one that is kept."""
@@ -109,26 +94,28 @@ class EWC(Method):
         latest = self.shared(replicas.parameters)
         for name, information in fisher(replicas, task, list(latest), self.settings).items():
             theta = latest[name]
-            anchor = self._memory.get(f"anchor.{name}", theta)
-            precision = decay * self._memory.get(f"precision.{name}", torch.zeros_like(theta))
+            anchor = self.memory.get(f"anchor.{name}", theta)
+            precision = decay * self.memory.get(f"precision.{name}", torch.zeros_like(theta))
             precision += task.own_images * information
             share = torch.where(precision > 0, task.own_images * information / precision, 1 / (task.index + 1))
             memory[f"precision.{name}"] = precision
             memory[f"anchor.{name}"] = anchor + share * (theta - anchor) if decay == 1 else theta.clone()
-        self._memory = memory
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return precision and anchor of every shared parameter."""
-        return self._memory
+        self.memory = memory
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of precision and anchor: those of the parameters."""
         shared = self.shared(replicas.parameters) if tasks else {}
         return {f"{kind}.{name}": tuple(shared[name].shape) for kind in ("precision", "anchor") for name in shared}
 
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Take them back."""
-        self._memory = dict(memory)
+
+def squared_drift(model: VAE, state: dict[str, Tensor], stiffness: str) -> Tensor:
+    """Return Σ_i s_i (θ_i − a_i)² over the parameters that have a stiffness s in `state`; a is their `anchor` there."""
+    drifts = [
+        (state[f"{stiffness}.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
+        for name, parameter in model.named_parameters()
+        if f"{stiffness}.{name}" in state
+    ]
+    return torch.stack(drifts).sum()
 
 
 def fisher(replicas: Replicas, task: TaskImages, names: list[str], settings: Settings) -> dict[str, Tensor]:
@@ -136,7 +123,7 @@ def fisher(replicas: Replicas, task: TaskImages, names: list[str], settings: Set
 
     Replicas come one after another and images in chunks: a chunk's gradients of all parameters are in memory at once.
     """
-    generators = Generators(replicas.seeds, replicas.device)
+    generators = replicas.generators
     count = min(settings.of(EWCSettings).ewc_images, task.own_images)
     chosen = generators.order(task.own_images, "ewc", task.index)[:, :count]
     noise = generators.draw(Draw("normal", (count, settings.model.latent_dim)), "ewc", task.index, "latent")

@@ -8,12 +8,9 @@ pseudo-inputs for each task seen, started at random training images.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from boovae.config import Settings
-from boovae.methods.base import Method, TaskImages, merged
+from boovae.methods.base import Method, TaskImages
 from boovae.model.priors import Prior, VampPrior
-from boovae.replicas.randomness import Generators
 from boovae.replicas.stacked import Replicas
 
 
@@ -25,10 +22,6 @@ class Joint(Method):
     stores_examples = True
     shared_memory = frozenset({"train", "valid"})
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._kept: dict[str, Tensor] = {}
-
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a VampPrior with room for the tasks seen so far, if one is wanted."""
         if self.settings.model.prior == "vamp":
@@ -37,33 +30,25 @@ class Joint(Method):
 
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
         """Put the images of all earlier tasks in front."""
-        return merged(task, self._kept["train"], self._kept["valid"]) if self._kept else task
+        return task.with_images(**self.memory) if self.memory else task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Start afresh; pseudo-inputs start at random training images, some of them more than once if these are few."""
         replicas.initialise()
         if isinstance(replicas.model.prior, VampPrior):
-            order = Generators(replicas.seeds, replicas.device).order(task.train.shape[-2], "vamp", task.index)
+            order = replicas.generators.order(task.train.shape[-2], "vamp", task.index)
             places = torch.arange(len(replicas.model.prior.logits), device=order.device) % order.shape[1]
             starts = task.train.expand(len(replicas), -1, -1).take_along_dim(order[:, places, None], 1)
             replicas.parameters["prior.logits"].copy_(replicas.model.prior.logits_of(starts))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Keep everything."""
-        self._kept = {"train": task.train, "valid": task.valid}
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return every image seen."""
-        return self._kept
+        self.memory = {"train": task.train, "valid": task.valid}
 
     def images_stored(self) -> int:
         """Return the number of images seen."""
-        return sum(len(images) for images in self._kept.values())
+        return sum(len(images) for images in self.memory.values())
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the kept images."""
         return {"train": (-1, pixels), "valid": (-1, pixels)} if tasks else {}
-
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Take the images back."""
-        self._kept = dict(memory)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,11 +14,11 @@ from boovae.config import Settings
 from boovae.config.section import AtLeastOne, Section
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
-from boovae.model.priors.boosted import BoostedPrior, TaskMixture
+from boovae.model.priors.boosted import TaskMixture
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
+from boovae.replicas.step import Batch
 
 ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 
@@ -49,7 +48,6 @@ class MixtureMethod(Method):
         super().__init__(settings)
         self.mixture = settings.of(MixtureSettings)
         self.equal_masses = self.mixture.boo_masses == "equal"
-        self._memory: dict[str, Tensor] = {}
 
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
         """Give each replica its own weight of the penalties, perhaps."""
@@ -69,8 +67,8 @@ class MixtureMethod(Method):
         replicas.rebuild()
         buffers = replicas.buffers
         for name in ROW:
-            if name in self._memory:
-                buffers[f"prior.{name}"][:, : task.index] = self._memory[name]
+            if name in self.memory:
+                buffers[f"prior.{name}"][:, : task.index] = self.memory[name]
         sizes = torch.tensor([*task.sizes_before, task.own_images], dtype=torch.float32, device=replicas.device)
         if self.equal_masses:
             sizes = torch.ones_like(sizes)
@@ -78,14 +76,11 @@ class MixtureMethod(Method):
         buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
         buffers["prior.live_log_mass"][:] = log_masses[-1]
         _prior(replicas).live = True
-        self.penalties.begin_task(replicas, task, self._memory, self.strength(self.strength_name, replicas))
+        if self.penalties.on and task.index > 0:
+            strength, growth = self.strength(self.strength_name, replicas), task.images_before / task.own_images
+            self.state = self.penalties.state(replicas, self.memory, strength, growth)
         if self.settings.model.components > task.own_images:
             self.say(task, f"fewer images ({task.own_images}) than components ({self.settings.model.components})")
-
-    def fits_after(self, epoch: int) -> bool:
-        """Whether all components are fitted again after an epoch: the 1st, 2nd, 4th, … up to `boo_until`."""
-        done = epoch + 1
-        return done <= self.mixture.boo_until and done & (done - 1) == 0
 
     def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
         """Store the task's components: the tensors named in ROW, each (R, K, ...)."""
@@ -94,37 +89,24 @@ class MixtureMethod(Method):
         for name in ROW:
             buffers[f"prior.{name}"][:, task.index] = row[name]
         buffers["prior.log_masses"][:, task.index] = buffers["prior.live_log_mass"]
-        self._memory = {name: buffers[f"prior.{name}"][:, : task.index + 1].clone() for name in ROW}
-        self._memory |= self.penalties.remember(replicas, self._memory)
+        decoded = [self.memory["decoded"]] if "decoded" in self.memory else []
+        self.memory = {name: buffers[f"prior.{name}"][:, : task.index + 1].clone() for name in ROW}
+        if self.penalties.stores_outputs:
+            decoded.append(self.penalties.outputs(replicas, self.memory["mean"][:, -1:]))
+            self.memory["decoded"] = torch.cat(decoded, dim=1)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return the noise of the penalties."""
         return self.penalties.draws(self.tasks_seen)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return what the penalties read."""
-        return self.penalties.state
-
-    @contextmanager
-    def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
-        """Let old pseudo-inputs, which R_enc will ask for, pass the encoder together with the live ones; no noise."""
-        prior = model.prior if self.penalties.state else None
-        if not isinstance(prior, BoostedPrior):
-            yield
-            return
-        prior.holds = True
-        try:
-            yield
-        finally:
-            prior.holds = False
+    @property
+    def wants_old_components(self) -> bool:
+        """Whether R_enc will look at old pseudo-inputs."""
+        return self.penalties.on and bool(self.state)
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return R_enc and R_dec, if they are on."""
-        return self.penalties.penalty(model, batch)
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return pseudo-inputs, stored Gaussians and weights of all finished tasks."""
-        return self._memory
+        return self.penalties.penalty(model, batch) if batch["state"] else {}
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the stored components, for each task."""
@@ -134,10 +116,6 @@ class MixtureMethod(Method):
         images, latents = (*row, pixels), (*row, latent_dim)
         shapes = dict(zip(ROW, (images, latents, latents, row), strict=True))
         return {**shapes, "decoded": images} if self.penalties.stores_outputs else shapes
-
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Take them back."""
-        self._memory = dict(memory)
 
 
 def _prior(replicas: Replicas) -> TaskMixture:

@@ -1,8 +1,8 @@
 """`mog`: a mixture of free Gaussians per task in latent space, the paper's comparison for `boo` (its section 5).
 
 Each task gets `components` diagonal Gaussians that learn with the networks. When the task ends they are stored together
-with the images the decoder makes of their means, and the two penalties of `penalties.py` hold decoder and encoder at
-them, as a weighted mean over the components:
+with the images the decoder makes of their means, and the two penalties of `boosting/penalties.py` hold decoder and
+encoder at them, as a weighted mean over the components:
 
     mog_lambda . ( R_enc + R_dec ),  R_enc = Σ_c w_c KL_sym[ q(z | x_c), N(M_c, V_c) ],  x_c the image of M_c.
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting.fit import codes_of
+from boovae.boosting.fit import codes_of, refits
 from boovae.boosting.penalties import Penalties, PenaltySettings
 from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
@@ -35,7 +35,7 @@ from boovae.methods.mixture import MixtureMethod, MixtureSettings
 from boovae.model.distributions import DiagonalMixture
 from boovae.model.priors import FreeMixture, Prior
 from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
 
 #: Where components start: standard deviation of the means, and the log-variance.
@@ -63,23 +63,24 @@ class MoG(MixtureMethod):
     sections = (MoGSettings, MixtureSettings, PenaltySettings)
     search = MappingProxyType({"mog_lambda": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)})
 
+    own: MoGSettings
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.own = settings.of(MoGSettings)
         self.penalties = Penalties(settings, on=self.own.mog_lambda > 0, reduction="mean")
         self.settled_by = 2 if self.penalties.on else 1
         self.first_eligible = self.mixture.boo_until if self.own.mog_fit == "em" else 0
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a prior with room for the tasks seen."""
-        sizes = self.tasks_seen, self.settings.model.components, pixels, self.settings.model.latent_dim
-        return FreeMixture(*sizes, elbo=self.mixture.boo_elbo)
+        model = self.settings.model
+        return FreeMixture(self.tasks_seen, model.components, pixels, model.latent_dim, elbo=self.mixture.boo_elbo)
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Place the task's Gaussians at random, or fit them to the codes."""
         self.open_row(replicas, task)
         draw = Draw("normal", (self.settings.model.components, self.settings.model.latent_dim))
-        noise = Generators(replicas.seeds, replicas.device).draw(draw, "mog", task.index)
+        noise = replicas.generators.draw(draw, "mog", task.index)
         replicas.parameters["prior.live_mean"].copy_(START_DEVIATION * noise)
         replicas.parameters["prior.live_log_variance"].fill_(START_LOG_VARIANCE)
         replicas.buffers["prior.live_log_weights"].fill_(-math.log(self.settings.model.components))
@@ -89,7 +90,7 @@ class MoG(MixtureMethod):
 
     def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
         """Fit again at ever longer intervals, if by EM."""
-        if self.own.mog_fit == "em" and self.fits_after(epoch):
+        if self.own.mog_fit == "em" and refits(epoch + 1, self.mixture.boo_until):
             self._fit(replicas, task, epoch + 1)
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
@@ -109,16 +110,20 @@ class MoG(MixtureMethod):
 
     def _place(self, replicas: Replicas, task: TaskImages) -> None:
         """Put the means at random codes of the task."""
+        z = self._codes(replicas, task, "place")
         count = self.settings.model.components
-        z = codes_of(replicas, task.train, count, ("mog", task.index, "place"))[2]
         copies = z.repeat(1, -(-count // z.shape[1]), 1)  # a task may have fewer images than components
         replicas.parameters["prior.live_mean"].copy_(copies[:, :count])
         spread = z.var(1, correction=min(1, z.shape[1] - 1), keepdim=True).clamp(min=LEAST_VARIANCE).log()
         replicas.parameters["prior.live_log_variance"].copy_(spread.expand(-1, count, -1))
 
+    def _codes(self, replicas: Replicas, task: TaskImages, key: int | str) -> Tensor:
+        """Return samples of the aggregated posterior, (R, n, L)."""
+        return codes_of(replicas, task.train, self.settings.model.components, ("mog", task.index, key)).z
+
     def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
         """Fit weights, means and variances to samples of the aggregated posterior by EM."""
-        z = codes_of(replicas, task.train, self.settings.model.components, ("mog", task.index, epoch))[2]
+        z = self._codes(replicas, task, epoch)
         parameters, buffers = replicas.parameters, replicas.buffers
         start = DiagonalMixture(
             buffers["prior.live_log_weights"], parameters["prior.live_mean"], parameters["prior.live_log_variance"]

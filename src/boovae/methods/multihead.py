@@ -14,7 +14,6 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from boovae.config import Settings
 from boovae.methods.base import Method, TaskImages
 from boovae.model.nets import Nets, initialise
 from boovae.replicas.randomness import seed_for
@@ -34,10 +33,6 @@ class Multihead(Method):
             "replay": "images of old tasks have no place in the network of a new one",
         }
     )
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._heads: dict[str, Tensor] = {}
 
     def adapt(self, nets: Nets) -> Nets:
         """Put an input layer of the task's own in front of the decoder."""
@@ -60,27 +55,19 @@ class Multihead(Method):
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the task's own networks."""
         own = {name: tensor.unsqueeze(1) for name, tensor in self._own(replicas.tensors()).items()}
-        self._heads = {
-            name: torch.cat([self._heads[name], tensor], dim=1) if self._heads else tensor.clone()
+        self.memory = {
+            name: torch.cat([self.memory[name], tensor], dim=1) if self.memory else tensor.clone()
             for name, tensor in own.items()
         }
 
     def view(self, replicas: Replicas, task: int) -> Replicas:
         """Return the model with the networks of a task."""
-        return replicas.replaced({name: heads[:, task] for name, heads in self._heads.items()})
+        return replicas.replaced({name: heads[:, task] for name, heads in self.memory.items()})
 
     def _own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in tensors.items() if name.startswith(Multihead.private)}
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return the frozen networks of finished tasks, {name: (R, T, ...)}."""
-        return self._heads
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the frozen networks: those of the task's own, for each task."""
         own = self._own(replicas.tensors()) if tasks else {}
         return {name: (len(tensor), tasks, *tensor.shape[1:]) for name, tensor in own.items()}
-
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Take them back."""
-        self._heads = dict(memory)

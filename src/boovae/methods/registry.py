@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from typing import Any
 from boovae.config import CORE_NAMES, Section, Settings
 from boovae.config import resolve as config_resolve
 from boovae.errors import InputError, unknown_name
-from boovae.methods.base import Combination, Method
+from boovae.methods.base import Method
 from boovae.methods.boo import Boo
 from boovae.methods.boo_flow import BooFlow
 from boovae.methods.coreset import Coreset
 from boovae.methods.distill import Distill
 from boovae.methods.ewc import EWC
 from boovae.methods.joint import Joint
+from boovae.methods.method_list import MethodList
 from boovae.methods.mog import MoG
 from boovae.methods.multihead import Multihead
 from boovae.methods.replay import Replay
@@ -67,8 +68,9 @@ def register(method: type[Method]) -> type[Method]:
         raise InputError(f"{method.__name__}.name is {method.name!r}; use letters, digits, '_' and '-'")
     if any(known.name == method.name and known is not method for known in ALL):
         raise InputError(f"{method.__name__}.name is {method.name!r}, which boovae has itself; choose another name")
-    if method.memory is not Method.memory and method.load_memory is Method.load_memory:
-        raise InputError(f"{method.__name__} has memory but no load_memory, so no run of it could be continued; add it")
+    for name in ("memory", "state"):
+        if hasattr(method, name):
+            raise InputError(f"{method.__name__}.{name} would be replaced; fill the dictionary self.{name}")
     _check_sections(method)
     METHODS[method.name] = method
     from_outside.append(method.name)
@@ -80,20 +82,30 @@ def _check_sections(method: type[Method]) -> None:
     taken = dict.fromkeys(CORE_NAMES, "a setting of boovae")
     for other in METHODS.values():
         if other.name != method.name:  # the same file may be read twice
-            taken |= {item.name: f"a setting of {other.name}" for kind in other.sections for item in fields(kind)}
+            taken |= dict.fromkeys(_names(other.sections), f"a setting of {other.name}")
     shared = {kind for known in ALL for kind in known.sections}
     for kind in method.sections:
         if not (isinstance(kind, type) and issubclass(kind, Section) and is_dataclass(kind)):
             raise InputError(f"{method.__name__}.sections has {kind!r}; use frozen dataclasses derived from Section")
-        for item in fields(kind) if kind not in shared else ():
-            if item.name in taken:
-                raise InputError(f"{kind.__name__} has '{item.name}', {taken[item.name]}; choose another name")
+        for name in taken.keys() & _names([kind]) if kind not in shared else ():
+            raise InputError(f"{kind.__name__} has '{name}', {taken[name]}; choose another name")
         kind()  # its defaults keep to its own limits
-        for name, value in ((item.name, value) for item in fields(kind) for value in method.search.get(item.name, ())):
-            kind(**{name: float(value)})  # and so does what `tune` tries, which are numbers
-    own = {item.name for kind in method.sections for item in fields(kind)}
-    for name in method.search.keys() - own:
-        raise unknown_name(f"setting in {method.__name__}.search", name, own or ["none"])
+    _check_search(method)
+
+
+def _check_search(method: type[Method]) -> None:
+    """Refuse values for `tune` that are not those of a setting."""
+    sections = {name: kind for kind in method.sections for name in _names([kind])}
+    for name, values in method.search.items():
+        if name not in sections:
+            raise unknown_name(f"setting in {method.__name__}.search", name, sections or ["none"])
+        for value in values:
+            sections[name](**{name: float(value)})  # it keeps to its limits
+
+
+def _names(sections: Iterable[type[Section]]) -> list[str]:
+    """Return the settings of some sections, in order."""
+    return [item.name for kind in sections for item in fields(kind)]
 
 
 class _Registry:
@@ -108,8 +120,8 @@ class _Registry:
         import_outside()
         owners: dict[str, str] = {}
         for name, known in METHODS.items():
-            for item in (item for kind in known.sections for item in fields(kind)):
-                owners.setdefault(item.name, name)
+            for setting in _names(known.sections):
+                owners.setdefault(setting, name)
         return owners
 
     def all_sections(self) -> list[type[Section]]:
@@ -159,20 +171,19 @@ def outside_digest(method: str) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in outside)).hexdigest()[:6] if outside else ""
 
 
-def make_method(settings: Settings) -> Method:
-    """Return the method that the settings name; `a+b` combines."""
+def make_method(settings: Settings) -> MethodList:
+    """Return the methods that the settings name; `a+b` combines two."""
     names, parts = settings.method.split("+"), parts_of(settings.method)
     if len(set(names)) < len(names):
         raise InputError(f"{{method={settings.method}}} names a method twice; name each once")
     for alone, reason in ALONE.items():
         if alone in names and len(names) > 1:
             raise InputError(f"{{method={settings.method}}}: {alone} {reason}; use it alone")
-    known = {item.name for kind in REGISTRY.sections(settings.method) for item in fields(kind)}
+    known = _names(REGISTRY.sections(settings.method))
     for name, _ in settings.own:
         if name not in known:
             raise unknown_name(f"setting of {settings.method}", name, known or ["none"])
-    made = [part(settings) for part in parts]
-    return made[0] if len(made) == 1 else Combination(settings, made)
+    return MethodList(settings, [part(settings) for part in parts])
 
 
 def parts_of(method: str) -> list[type[Method]]:

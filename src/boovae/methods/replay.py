@@ -18,15 +18,14 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.errors import InputError
 from boovae.methods.base import Method, TaskImages
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
-from boovae.replicas.randomness import Draw
+from boovae.replicas.randomness import Draw, latent_draws
 from boovae.replicas.stacked import Replicas
-from boovae.replicas.teacher import Teacher, bound_before
+from boovae.replicas.step import Batch
+from boovae.replicas.teacher import bound_before
 
 
 @dataclass(frozen=True)
@@ -54,35 +53,22 @@ class Replay(Method):
         }
     )
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.own = settings.of(ReplaySettings)
-        self._teacher = Teacher()
+    own: ReplaySettings
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Freeze the model as it is."""
         self._pixels = task.train.shape[-1]
-        if self.tasks_seen > 1:
-            weight = self.strength("replay_weight", replicas) * (task.images_before / task.own_images)
-            self._teacher.freeze(replicas, weight=weight)
+        self.hold_to_past("replay_weight", replicas, task)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
         """Return what chooses latents and pixels of the generated images, and the noise of their encodings."""
         if self.tasks_seen < 2:
             return {}
         count, latent_dim = self.own.replay_images, self.settings.model.latent_dim
-        draws = {
-            "replay_uniform": Draw("uniform", (count,)),
-            "replay_normal": Draw("normal", (count, latent_dim)),
-            "replay_noise": Draw("normal", (count, latent_dim)),
-        }
+        draws = latent_draws(count, latent_dim, "replay_") | {"replay_noise": Draw("normal", (count, latent_dim))}
         if self.settings.data.binarize != "none":
             draws["replay_pixels"] = Draw("uniform", (count, self._pixels))
         return draws
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the teacher."""
-        return self._teacher.state
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return the weighted mean of the generated images' negative ELBO.
@@ -98,7 +84,7 @@ class Replay(Method):
 
     def generated(self, model: VAE, batch: Batch) -> Tensor:
         """Return the teacher's images (n, D): grey means, or pixels of 0 and 1 drawn from them if the data are such."""
-        images: Tensor = self._teacher.answer(
+        images: Tensor = self.teacher.answer(
             model, batch["state"], _sampled, batch["replay_uniform"], batch["replay_normal"]
         )
         if "replay_pixels" in batch:

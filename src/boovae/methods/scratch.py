@@ -1,4 +1,4 @@
-"""`scratch`: the generator is made anew at every task, from the task's images and from its own samples of the past.
+"""`scratch`: the generator is trained afresh at every task, from its images and from the old generator's samples.
 
 This is deep generative replay as Shin et al. (NeurIPS 2017) wrote it, and what BooVAE argues against: before a task the
 old model draws as many images as all earlier tasks had, then a fresh model learns these and the new images together.
@@ -9,15 +9,15 @@ tasks but the model. The prior is that of `joint`: N(0, I), or a VampPrior that 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from boovae.methods.base import Method, TaskImages
 from boovae.methods.joint import Joint
-from boovae.replicas.randomness import Draw, Generators
-from boovae.replicas.stacked import Replicas, drawn_images
+from boovae.replicas.randomness import Draw, latent_draws
+from boovae.replicas.sampling import drawn_images
+from boovae.replicas.stacked import Replicas
 
 
 class Scratch(Joint):
@@ -33,11 +33,10 @@ class Scratch(Joint):
         if task.index == 0:
             return task
         valid = max(1, round(task.images_before / task.own_images * task.valid.shape[-2]))
-        parts: dict[str, Any] = {}
-        for split, count in (("train", task.images_before), ("valid", valid)):
-            own: Tensor = getattr(task, split).expand(len(replicas), -1, -1)
-            parts[split] = torch.cat([self._drawn(replicas, task, split, count), own], dim=1)
-        return replace(task, train=parts["train"], valid=parts["valid"])
+        drawn = {"train": task.images_before, "valid": valid}
+        own = {split: getattr(task, split).expand(len(replicas), -1, -1) for split in drawn}
+        past = {split: self._drawn(replicas, task, split, count) for split, count in drawn.items()}
+        return replace(task, **own).with_images(**past)
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Keep nothing."""
@@ -49,14 +48,10 @@ class Scratch(Joint):
     @torch.no_grad()
     def _drawn(self, replicas: Replicas, task: TaskImages, split: str, count: int) -> Tensor:
         """Return images of the past (R, count, D): means, or pixels of 0 and 1 where the data are such."""
-        draws = {
-            "uniform": Draw("uniform", (count,)),
-            "normal": Draw("normal", (count, self.settings.model.latent_dim)),
-        }
-        generators, key = Generators(replicas.seeds, replicas.device), ("scratch", task.index, split)
-        noise = generators.draw_all(draws, *key)
+        generators, key = replicas.generators, ("scratch", task.index, split)
+        noise = generators.draw_all(latent_draws(count, self.settings.model.latent_dim), *key)
         images = drawn_images(replicas, noise, task.train.shape[-1])
         if self.settings.data.binarize == "none" or (self.settings.data.binarize == "dynamic" and split == "train"):
-            return images  # grey; `dynamic` draws pixels anew in every epoch
+            return images  # grey; `dynamic` draws new pixels in every epoch
         threshold = generators.draw(Draw("uniform", tuple(images.shape[1:])), *key, "pixels")
         return (threshold < images).to(images.dtype)

@@ -40,12 +40,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from boovae.config import Settings
 from boovae.config.section import NotNegative, Positive, Section
 from boovae.methods.base import Method, TaskImages
+from boovae.methods.ewc import squared_drift
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch, Step
 from boovae.replicas.stacked import Replicas
+from boovae.replicas.step import Batch, Step
 
 
 @dataclass(frozen=True)
@@ -68,33 +68,22 @@ class SI(Method):
     settled_by = 2
     tracks = True
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.own = settings.of(SISettings)
-        self._importance: dict[str, Tensor] = {}
-        self._state: dict[str, Tensor] = {}
+    own: SISettings
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Start the path where the weights are."""
         shared = self.shared(replicas.parameters)
-        self._state = {f"path.{name}": torch.zeros_like(tensor) for name, tensor in shared.items()}
-        self._state |= {f"anchor.{name}": tensor.clone() for name, tensor in shared.items()}
-        self._state |= {f"importance.{name}": tensor.clone() for name, tensor in self._importance.items()}
-        self._state["strength"] = self.strength("si_strength", replicas)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the path integrals, the weights at the start and, after the first task, the importances."""
-        return self._state
+        self.state = {f"path.{name}": torch.zeros_like(tensor) for name, tensor in shared.items()}
+        self.state |= {f"anchor.{name}": tensor.clone() for name, tensor in shared.items()}
+        self.state |= {name: importance.clone() for name, importance in self.memory.items()}
+        self.state["strength"] = self.strength("si_strength", replicas)
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return c . Σ_i Ω_i (θ_i − θ̃_i)²; nothing in the first task."""
         state: dict[str, Tensor] = batch["state"]
-        drifts = [
-            (state[f"importance.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
-            for name, parameter in model.named_parameters()
-            if f"importance.{name}" in state
-        ]
-        return {"drift": state["strength"] * torch.stack(drifts).sum()} if drifts else {}
+        if not any(name.startswith("importance.") for name in state):
+            return {}
+        return {"drift": state["strength"] * squared_drift(model, state, "importance")}
 
     def track(self, state: dict[str, Tensor], step: Step) -> None:
         """Credit every weight with −g . Δθ of the step."""
@@ -111,19 +100,11 @@ class SI(Method):
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Turn the credit along the path into importance."""
         for name, theta in self.shared(replicas.parameters).items():
-            path, moved = self._state[f"path.{name}"], theta - self._state[f"anchor.{name}"]
-            importance = path.clamp(min=0) / (moved.square() + self.own.si_damping)
-            self._importance[name] = self._importance.get(name, torch.zeros_like(theta)) + importance
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return the importance of every shared parameter."""
-        return {f"importance.{name}": tensor for name, tensor in self._importance.items()}
+            path, moved = self.state[f"path.{name}"], theta - self.state[f"anchor.{name}"]
+            importance, before = path.clamp(min=0) / (moved.square() + self.own.si_damping), f"importance.{name}"
+            self.memory[before] = self.memory.get(before, torch.zeros_like(theta)) + importance
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the importances: those of the parameters."""
         shared = self.shared(replicas.parameters) if tasks else {}
         return {f"importance.{name}": tuple(tensor.shape) for name, tensor in shared.items()}
-
-    def load_memory(self, memory: dict[str, Tensor]) -> None:
-        """Take it back."""
-        self._importance = {name.removeprefix("importance."): tensor for name, tensor in memory.items()}

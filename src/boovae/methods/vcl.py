@@ -1,7 +1,7 @@
 """`vcl`: variational continual learning (Nguyen, Li, Bui and Turner, 2018), without a coreset.
 
-Every weight and bias of encoder and decoder has a Gaussian of its own (`bayes.py`). The posterior over weights that a
-task ends with is the prior of the next task, N(0, 1) that of the first:
+Every weight and bias of encoder and decoder has a Gaussian of its own (`model/bayesian.py`). The posterior over weights
+that a task ends with is the prior of the next task, N(0, 1) that of the first:
 
     loss = −ELBO with noisy weights + w / n_t . Σ_i KL[N(μ_i, σ_i²) ‖ previous N(μ_i, σ_i²)],
 
@@ -28,9 +28,9 @@ from boovae.model.bayesian import gaussians, make_bayesian, noisy, recorded_shap
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.nets import Nets
 from boovae.model.vae import VAE
-from boovae.replicas.engine import Batch
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
+from boovae.replicas.step import Batch
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class VCL(Method):
         }
     )
 
+    own: VCLSettings
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.own = settings.of(VCLSettings)
         if settings.training.bound_samples > 1:
             raise InputError("{method=vcl} draws one output of a layer for each image; set {bound_samples=1}")
         self._shapes: dict[str, tuple[int, ...]] = {}  # what each Bayesian layer makes of one image
-        self._previous: dict[str, Tensor] = {}
 
     def adapt(self, nets: Nets) -> Nets:
         """Make the weights Gaussian, except those that belong to one task alone."""
@@ -82,10 +82,10 @@ class VCL(Method):
             model.posterior(image), model.decode(latent)
         now: dict[str, DiagonalNormal] = replicas.map(gaussians)
         begin = torch.clone if self.tasks_seen > 1 else torch.zeros_like
-        self._previous = {
+        self.state = {
             f"{name}.{part}": begin(tensor) for name, normal in now.items() for part, tensor in normal._asdict().items()
         }
-        self._previous["weight"] = self.strength("vcl_weight", replicas) / task.own_images
+        self.state["weight"] = self.strength("vcl_weight", replicas) / task.own_images
 
     def _spread(self, replicas: Replicas) -> None:
         """Give each replica its own variances to start from, if several are compared."""
@@ -103,10 +103,6 @@ class VCL(Method):
         """Let the layers use the noise, where there is some."""
         with noisy(model, batch):
             yield
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the previous posterior, and the weight of the divergence to it."""
-        return self._previous
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return the divergence of the weights to the previous posterior, per image."""

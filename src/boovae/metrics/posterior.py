@@ -52,7 +52,7 @@ def posterior_health(trainer: Trainer, tasks: Sequence[Task | None]) -> Posterio
         for index, task in enumerate(tasks):
             if task is None:
                 continue
-            view = trainer.method.view(trainer.replicas, index)
+            view = trainer.view(index)
             images = task.test.images[:IMAGES].to(trainer.device).expand(len(view), -1, -1)
             mean, log_variance = view.map(VAE.posterior, images)
             active[index] = rounded((mean.double().var(1, correction=0) > ACTIVE).sum(1))

@@ -53,7 +53,7 @@ class Bayesian(nn.Module, ABC):
         """Return what an ordinary layer with these weights makes of x."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Apply the mean weights, or draw the outputs with the noise at hand."""
+        """Apply the mean weights, or draw the outputs with the noise that was set."""
         if self.noise is None:
             return self.product(input, self.weight, self.bias)
         noise, self.noise = self.noise, None

@@ -30,9 +30,9 @@ class Likelihood(ABC):
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """Return log p(x | output) summed over the pixels: (..., D) -> (...)."""
 
-    @abstractmethod
     def mean(self, output: Tensor) -> Tensor:
-        """Return the mean image, (..., D)."""
+        """Return the mean image, (..., D): the decoder's output, unless that is logits."""
+        return output
 
     @abstractmethod
     def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
@@ -94,10 +94,6 @@ class Normal(Likelihood):
         squares = (x - output).square() * math.exp(-self.log_variance)
         return -0.5 * (squares + self.log_variance + math.log(2 * math.pi)).sum(-1)
 
-    def mean(self, output: Tensor) -> Tensor:
-        """Return the decoder's output."""
-        return output
-
     def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
         """Return the quantiles of the Gaussian."""
         quantile: Tensor = torch.special.ndtri(_inside(uniform))
@@ -128,10 +124,6 @@ class Logistic(Likelihood):
         upper, lower = centre + width / 2, centre - width / 2
         # σ(a) − σ(b) = σ(a) σ(−b) (1 − e^{−(a−b)}), and a − b is the constant bin width.
         return (F.logsigmoid(upper) + F.logsigmoid(-lower) + math.log(-math.expm1(-width))).sum(-1)
-
-    def mean(self, output: Tensor) -> Tensor:
-        """Return the decoder's output."""
-        return output
 
     def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
         """Return the quantiles of the logistic density; rounding them to bins is left to the caller."""
@@ -170,22 +162,13 @@ class Laplace(Likelihood):
         centred = _inside(uniform) - 0.5
         return mean - self.scale * centred.sign() * torch.log1p(-2 * centred.abs())
 
-    def mean(self, output: Tensor) -> Tensor:
-        """Return the decoder's output."""
-        return output
-
     def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
         """Return Σ d + e^{−d} − 1, d the distance of the means in scales; it is symmetric."""
         distance = (output - other).abs() / self.scale
         return (distance + torch.expm1(-distance)).sum(-1)
 
 
-LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
-    "bernoulli": Bernoulli,
-    "normal": Normal,
-    "logistic": Logistic,
-    "l1": Laplace,
-}
+LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {kind.name: kind for kind in (Bernoulli, Normal, Logistic, Laplace)}
 
 
 def make_likelihood(name: str, pixel_range: tuple[float, float] = (0.0, 1.0)) -> Likelihood:

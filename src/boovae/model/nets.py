@@ -88,11 +88,7 @@ class ConvEncoder(Encoder):
     """Convolutions 5x5 of stride 2, each with normalisation and ReLU, until about one pixel is left."""
 
     def __init__(
-        self,
-        picture: Picture,
-        latent_dim: int,
-        log_variance_range: tuple[float, float],
-        normalisation: Normalisation,
+        self, picture: Picture, latent_dim: int, log_variance_range: tuple[float, float], normalisation: Normalisation
     ) -> None:
         layers: list[nn.Module] = []
         inputs, height, width = picture.channels, picture.height, picture.width

@@ -8,7 +8,7 @@ them. All later passes that have a gradient (pseudo-inputs of a prior, images of
 
 These keep their gradient, and have to. The network of a batch does not change if the weights before a normalisation are
 all doubled; that of an image normalised with numbers at rest does. A loss with both is lowered by letting the weights
-grow or shrink for ever, while the stored statistics come too late, and what was learned is gone when they arrive.
+grow or shrink forever, while the stored statistics come too late, and what was learned is gone when they arrive.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.likelihoods import Likelihood
-from boovae.model.priors import Prior
+from boovae.model.priors.base import Density, Prior, kl
 
 
 class Bound(NamedTuple):
@@ -54,23 +54,29 @@ class VAE(nn.Module):
     def bound(self, x: Tensor, noise: Tensor) -> Bound:
         """Return the negative ELBO of images (B, D); `noise` (B, L), or (S, B, L) for S samples, is standard normal."""
         posterior = self.posterior(x)
-        return self._bound_at(x, posterior, posterior.rsample(noise))
+        density = self.prior.for_training(self.posterior)[0]
+        return self.bound_at(x, posterior, posterior.rsample(noise), density)
 
     def tight_bound(
-        self, x: Tensor, noise: Tensor, kl_weight: Tensor, choice: Tensor | None = None
+        self,
+        x: Tensor,
+        posterior: DiagonalNormal,
+        density: Density,
+        noise: Tensor,
+        kl_weight: Tensor,
+        choice: Tensor | None = None,
     ) -> tuple[Tensor, Bound]:
         """Return −log (1/S) Σ_s w_s (B,) where log w_s = −reconstruction_s − kl_weight . kl_s, and these parts (S, B).
 
-        `noise` is (S, B, L). With full weight it lies between the negative ELBO and −log p(x) (Burda, Grosse and
-        Salakhutdinov, 2016). With uniform numbers `choice` (S, B) it has a gradient, in the mean that of the bound,
-        from one latent of each image, drawn by w̄_s = w_s / Σ w (Cremer, Morris and Duvenaud, 2017): the others cost
-        no backward pass. That of the encoder is doubly reparameterised (Tucker, Lawson, Gu and Maddison, 2019), because
-        the plain one has the more noise in it the more samples there are: it goes through z alone, there
-        1 − kl_weight . (1 − w̄_s) times.
+        `posterior` is that of the images x, `density` that of the prior, `noise` (S, B, L). With full weight it lies
+        between the negative ELBO and −log p(x) (Burda, Grosse and Salakhutdinov, 2016). With uniform numbers `choice`
+        (S, B) it has a gradient, in the mean that of the bound, from one latent of each image, drawn by
+        w̄_s = w_s / Σ w (Cremer, Morris and Duvenaud, 2017): the others cost no backward pass. That of the encoder is
+        doubly reparameterised (Tucker, Lawson, Gu and Maddison, 2019), because the plain one has the more noise in it
+        the more samples there are: it goes through z alone, there 1 − kl_weight . (1 − w̄_s) times.
         """
-        posterior = self.posterior(x)
         with torch.no_grad():
-            parts = self._bound_at(x, posterior, posterior.rsample(noise))
+            parts = self.bound_at(x, posterior, posterior.rsample(noise), density)
             log_weights = -parts.weighted(kl_weight)
             bound = math.log(len(noise)) - torch.logsumexp(log_weights, 0)
         if choice is None:
@@ -81,12 +87,12 @@ class VAE(nn.Module):
         through = (1 - kl_weight * (1 - share)).unsqueeze(-1)
         z = z.detach() + through * (z - z.detach())  # the same value, another gradient
         fixed = DiagonalNormal(posterior.mean.detach(), posterior.log_variance.detach())
-        drawn = self._bound_at(x, fixed, z).weighted(kl_weight).squeeze(0)
+        drawn = self.bound_at(x, fixed, z, density).weighted(kl_weight).squeeze(0)
         return bound + (drawn - drawn.detach()), parts
 
-    def _bound_at(self, x: Tensor, posterior: DiagonalNormal, z: Tensor) -> Bound:
-        reconstruction = -self.likelihood.log_prob(self.decode(z), x)
-        return Bound(reconstruction, self.prior.kl(posterior, z, self.posterior))
+    def bound_at(self, x: Tensor, posterior: DiagonalNormal, z: Tensor, density: Density) -> Bound:
+        """Return the negative ELBO of images at latents z of their posterior, under a density of the prior."""
+        return Bound(-self.likelihood.log_prob(self.decode(z), x), kl(posterior, z, density))
 
     def images(self, z: Tensor) -> Tensor:
         """Return the mean images (..., D) of latents (..., L)."""

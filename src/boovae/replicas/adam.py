@@ -1,22 +1,35 @@
-"""Adam with a learning rate per replica, and the rules that lower the rate, stop and recover each replica."""
+"""Adam with a learning rate per replica."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-PLATEAU_FACTOR = 0.5
-PLATEAU_THRESHOLD = 1e-4
-MAX_RETRIES = 2
 
-Array = npt.NDArray[np.float64]
+
+class Moments(NamedTuple):
+    """Running means of the gradients and of their squares, {name: (R, ...)}, and the steps taken (R,)."""
+
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+    steps: Tensor
+
+    @classmethod
+    def zeros(cls, parameters: Mapping[str, Tensor]) -> Moments:
+        """Return those of stacked parameters before the first step."""
+        first, second = ({name: torch.zeros_like(tensor) for name, tensor in parameters.items()} for _ in range(2))
+        some = next(iter(first.values()))
+        return cls(first, second, torch.zeros(len(some), device=some.device))
+
+    def forget(self, replica: int) -> None:
+        """Put one replica back to before the first step."""
+        for tensor in (*self.first.values(), *self.second.values(), self.steps):
+            tensor[replica] = 0
 
 
 def adam_step(
@@ -41,74 +54,3 @@ def adam_step(
         square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         update = square.sqrt().add_(scaled_epsilon[axes]).reciprocal_().mul_(mean).mul_(scaled_rate[axes])
         parameter.sub_(update)
-
-
-@dataclass
-class Control:
-    """Learning rate, early stopping and divergence of each replica within one task; every field is an array (R,)."""
-
-    learning_rate: Array
-    plateau_best: Array = field(init=False)
-    plateau_wait: Array = field(init=False)
-    best: Array = field(init=False)
-    best_epoch: Array = field(init=False)
-    wait: Array = field(init=False)
-    epochs: Array = field(init=False)
-    retries: Array = field(init=False)
-    active: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        replicas = len(self.learning_rate)
-        for name in ("plateau_wait", "best_epoch", "wait", "epochs", "retries"):
-            setattr(self, name, np.zeros(replicas))
-        self.plateau_best = np.full(replicas, np.inf)
-        self.best = np.full(replicas, np.inf)
-        self.active = np.ones(replicas)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the fields as tensors, for a checkpoint."""
-        return {item.name: torch.from_numpy(getattr(self, item.name).copy()) for item in fields(self)}
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Control:
-        """Return the control that `tensors` describes."""
-        control = cls(tensors["learning_rate"].numpy().copy())
-        for item in fields(cls):
-            setattr(control, item.name, tensors[item.name].numpy().copy())
-        return control
-
-    def plateau(self, watched: Array, patience: int) -> None:
-        """Halve the rate of replicas whose `watched` loss has not fallen for more than `patience` epochs."""
-        better = watched < self.plateau_best - PLATEAU_THRESHOLD * np.abs(
-            self.plateau_best, where=np.isfinite(self.plateau_best), out=np.zeros_like(self.plateau_best)
-        )
-        self.plateau_best = np.where(better, watched, self.plateau_best)
-        self.plateau_wait = np.where(better, 0, self.plateau_wait + 1)
-        late = self.plateau_wait > patience
-        self.learning_rate = np.where(late, self.learning_rate * PLATEAU_FACTOR, self.learning_rate)
-        self.plateau_wait = np.where(late, 0, self.plateau_wait)
-
-    def early_stop(
-        self, loss: Array, epoch: int, patience: int, *, eligible: bool, counting: bool
-    ) -> npt.NDArray[np.bool_]:
-        """Take note of an epoch's validation loss; return which replicas have a new best snapshot.
-
-        A replica stops once more than `patience` epochs passed without a new best one.
-        """
-        active = self.active > 0
-        improved = active & (loss < self.best) & eligible
-        self.best = np.where(improved, loss, self.best)
-        self.best_epoch = np.where(improved, epoch, self.best_epoch)
-        self.wait = np.where(improved, 0, self.wait + (active & counting))
-        self.epochs = np.where(active, epoch + 1, self.epochs)
-        self.active = np.where(self.wait > patience, 0, self.active)
-        return improved
-
-    def diverged(self, replica: int) -> bool:
-        """Take note of a divergence: halve the rate, or give up after two retries. Return whether it goes on."""
-        self.retries[replica] += 1
-        if self.retries[replica] > MAX_RETRIES:
-            self.active[replica] = 0
-            return False
-        self.learning_rate[replica] *= 0.5
-        return True

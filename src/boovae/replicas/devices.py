@@ -1,20 +1,13 @@
-"""The machine a run is made on: its device and how it computes there, its versions, the commit of the source."""
+"""The device a run is made on, and how it computes there."""
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-import boovae
 from boovae.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,35 +65,10 @@ def one_thread(*, when: bool) -> Iterator[None]:
 
 
 def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
-    """Whether compiling saves more than it costs, with so many training images in all tasks."""
+    """Whether compiling saves more than it costs, with this number of training images in all tasks."""
     return device.type == "cuda" and settings.training.epochs * images / settings.training.batch_size >= COMPILE_STEPS
 
 
 def compiles(choice: str, images: int, settings: Settings, device: torch.device) -> bool:
-    """What `--compile` on, off or auto means for so many training images in all tasks."""
+    """What `--compile` on, off or auto means for this number of training images in all tasks."""
     return choice == "on" or (choice == "auto" and compiling_pays(images, settings, device))
-
-
-def source_commit() -> str:
-    """Return the commit of the source: what BOOVAE_COMMIT says, for copied files, or what its checkout says."""
-    root = Path(__file__).parents[2]
-    found = os.environ.get("BOOVAE_COMMIT", "")
-    if not found and (root / ".git").exists() and shutil.which("git"):
-        words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-    return found or "unknown"
-
-
-def environment(device: torch.device, compiled: bool, command: str) -> dict[str, Any]:
-    """Return what a run was made with, for `environment.json`."""
-    return {
-        "boovae": boovae.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu ({torch.get_num_threads()} threads)",
-        "compiled": compiled,
-        "commit": source_commit(),
-        "command": command or " ".join(sys.argv),
-    }

@@ -21,6 +21,11 @@ class Draw(NamedTuple):
     shape: tuple[int, ...]
 
 
+def latent_draws(count: int, latent_dim: int, name: str = "") -> dict[str, Draw]:
+    """Return what samples `count` latents from a prior: which components, and where in them."""
+    return {f"{name}uniform": Draw("uniform", (count,)), f"{name}normal": Draw("normal", (count, latent_dim))}
+
+
 def seed_for(*key: int | str) -> int:
     """Return a 63-bit seed for a key, the same on every machine.
 

@@ -19,12 +19,10 @@ from torch.utils import _pytree as pytree
 
 from boovae.errors import InputError
 from boovae.model.vae import VAE
-from boovae.replicas.randomness import seed_for
+from boovae.replicas.randomness import Generators, seed_for
 
 #: On a CPU, networks up to this many parameters are stacked; larger ones fill the cores by themselves.
 STACK_LIMIT = 150_000
-#: Pixels that are drawn at once.
-SAMPLE_PIXELS = 10_000 * 784
 
 
 class _Call(nn.Module):
@@ -87,6 +85,11 @@ class Replicas:
 
     def __len__(self) -> int:
         return len(self.seeds)
+
+    @property
+    def generators(self) -> Generators:
+        """A generator for each replica."""
+        return Generators(self.seeds, self.device)
 
     @property
     def stacked(self) -> bool:
@@ -159,18 +162,3 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 def replica_of(tensors: Any, replica: int) -> Any:
     """Return one replica's part of nested tensors (R, ...)."""
     return pytree.tree_map(lambda tensor: tensor[replica], tensors)
-
-
-def drawn_images(replicas: Replicas, noise: dict[str, Tensor], pixels: int, task: int | None = None) -> Tensor:
-    """Return mean images (R, n, D) of latents from the prior, or from a task's part of it, in chunks.
-
-    `noise` holds `uniform` (R, n) and `normal` (R, n, L).
-    """
-
-    def drawn(model: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
-        return model.images(model.prior(model.posterior, task).sample(uniform, normal))
-
-    # What a network computes on its way to an image takes far more room than the image.
-    chunk = max(1, SAMPLE_PIXELS // pixels)
-    chunks = zip(*(noise[name].split(chunk, dim=1) for name in ("uniform", "normal")), strict=True)
-    return torch.cat([replicas.map(drawn, *chunk) for chunk in chunks], dim=1)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boovae.model.distributions import StandardNormal
 from boovae.model.vae import VAE, Bound
 from boovae.replicas.stacked import Replicas
 
@@ -20,16 +19,12 @@ class Teacher:
     tasks stays as it is while a task is learned.
     """
 
-    def __init__(self) -> None:
-        #: What the loss reads, {name: (R, ...)}; empty while there is no past.
-        self.state: dict[str, Tensor] = {}
-
-    def freeze(self, replicas: Replicas, part: str = "", **beside: Tensor) -> None:
-        """Take a copy of all parameters, or of those whose names start with `part`; keep tensors `beside` it."""
+    def freeze(self, replicas: Replicas, part: str = "") -> dict[str, Tensor]:
+        """Return a copy of all parameters, or of those whose names start with `part`, for `answer`."""
         self._replicas = replicas
         statistics = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
         chosen = {name: tensor for name, tensor in (replicas.parameters | statistics).items() if name.startswith(part)}
-        self.state = {name: tensor.clone() for name, tensor in chosen.items()} | beside
+        return {name: tensor.clone() for name, tensor in chosen.items()}
 
     def answer(self, model: VAE, state: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(teacher, *arguments)` of one replica, without gradient; `model` is the current one."""
@@ -46,9 +41,4 @@ def bound_before(model: VAE, x: Tensor, noise: Tensor) -> Bound:
     training must not move towards them; other priors are one for all tasks.
     """
     posterior = model.posterior(x)
-    z = posterior.rsample(noise)
-    reconstruction = -model.likelihood.log_prob(model.decode(z), x)
-    prior = model.prior.before(model.posterior)
-    if isinstance(prior, StandardNormal):
-        return Bound(reconstruction, posterior.kl_to_standard())
-    return Bound(reconstruction, posterior.log_prob(z) - prior.log_prob(z))
+    return model.bound_at(x, posterior, posterior.rsample(noise), model.prior.before(model.posterior))

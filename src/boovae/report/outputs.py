@@ -1,11 +1,11 @@
-"""What every experiment leaves behind: a table of all numbers and a figure."""
+"""Tables as CSV and figures as PNG, for whoever writes them to a folder."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +33,22 @@ def prepared(folder: Path, argument: str = "out") -> Path:
     return folder
 
 
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> Path:
-    """Write rows that all have the same columns as CSV; lines that start with # say how they were made."""
+def write_rows(
+    path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], head: Mapping[str, Any] | None = None
+) -> Path:
+    """Write rows as CSV; the lines of `head`, which start with #, say how they were made."""
     text = io.StringIO()
-    text.writelines(f"# {name}: {value}\n" for name, value in head.items())
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+    text.writelines(f"# {name}: {value}\n" for name, value in (head or {}).items())
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
     write_file(path, text.getvalue().encode())
     return path
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> Path:
+    """Write rows that all have the same columns as CSV, numbers with six digits."""
+    return write_rows(path, list(rows[0]), ([_plain(value) for value in row.values()] for row in rows), head)
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 
 from boovae.config import Settings
 from boovae.data import DATASETS, Stream, Task, load_stream
-from boovae.data.arrays import MAX_CLASSES
 from boovae.data.borders import recut
 from boovae.errors import InputError
 
@@ -28,7 +27,7 @@ def load_data(
         name,
         data_dir=data_dir,
         seed=settings.data.data_seed,
-        classes_per_task=settings.data.classes_per_task if source is None else MAX_CLASSES,
+        classes_per_task=settings.data.classes_per_task if source is None else None,
         class_order=settings.data.class_order if source is None else None,
         limit=settings.data.limit,
         binarize=settings.data.binarize,

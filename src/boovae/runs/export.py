@@ -154,7 +154,7 @@ def _card(trainer: Trainer, form: str, replica: int, task: int | None, files: li
         "likelihood": settings.model.likelihood,
         "latent_dim": settings.model.latent_dim,
         "log_variance_range": list(settings.model.log_variance_range),
-        "image_shape": list(trainer.shape),
+        "image_shape": list(trainer.spec.shape),
         "tasks": trainer.tasks_done,
         "task": task,
         "seed": trainer.replicas.seeds[replica],
@@ -228,7 +228,7 @@ def _programs(
     write: Callable[[str, nn.Module, tuple[Tensor, ...], Path], None],
 ) -> list[Path]:
     """Write one file per network, each under a temporary name first."""
-    rows, pixels, latent_dim = 3, math.prod(trainer.shape), trainer.settings.model.latent_dim
+    rows, pixels, latent_dim = 3, math.prod(trainer.spec.shape), trainer.settings.model.latent_dim
     arguments: dict[str, tuple[Tensor, ...]] = {
         "encoder": (torch.zeros(rows, pixels),),
         "decoder": (torch.zeros(rows, latent_dim),),

@@ -20,8 +20,9 @@ from boovae.metrics.cost import ledger
 from boovae.metrics.features import check_names
 from boovae.metrics.measure import SampleNetworks, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
-from boovae.replicas.devices import choose_device, environment
+from boovae.replicas.devices import choose_device
 from boovae.runs.data import Past, learned_images, load_data
+from boovae.runs.environment import environment
 from boovae.runs.folder import RunFolder
 from boovae.runs.progress import Display
 from boovae.runs.run import Run

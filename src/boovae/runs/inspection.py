@@ -33,7 +33,7 @@ from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from boovae.methods import Method
+    from boovae.methods import MethodList
     from boovae.model.vae import VAE
     from boovae.runs.run import Run
 
@@ -145,7 +145,7 @@ def components(trainer: Trainer, replica: int = 0) -> list[Component]:
     """Return every component of the finished tasks, task by task, the dearest first."""
     found = []
     for task in range(trainer.tasks_done):
-        view = trainer.method.view(trainer.replicas, task)
+        view = trainer.view(task)
         tensors = replica_of(view.tensors(), replica)
         parts, decoded = view.call(tensors, _gaussians_and_images, task)
         log_weights, inputs = tensors[WEIGHTS], tensors["prior.pseudo_inputs"]
@@ -190,22 +190,19 @@ def prune(trainer: Trainer, cost: float, tasks: Sequence[int]) -> list[Event]:
     return events
 
 
-def _remember_weights(method: Method, log_weights: Tensor) -> None:
-    """Put the weights (R, T, K) where the method remembers them; in a combination the name begins with the method's."""
+def _remember_weights(method: MethodList, log_weights: Tensor) -> None:
+    """Put the weights (R, T, K) where the methods remember them."""
     name = WEIGHTS.removeprefix("prior.")
-    method.load_memory(
-        {
-            key: log_weights.clone() if key.rpartition(".")[2] == name else tensor
-            for key, tensor in method.memory().items()
-        }
-    )
+    for part in method.parts:
+        if name in part.memory:
+            part.memory[name] = log_weights.clone()
 
 
 def prune_run(run: Run, trainer: Trainer, cost: float, tasks: Sequence[int]) -> list[Event]:
     """Prune a run between two tasks, and keep the result in its folder: log, checkpoint, numbers and pictures."""
     if not 0 < cost < math.inf:
         raise InputError(f"{{prune}} is {cost}; it must be a number of nats above 0, for example 0.001")
-    if trainer.control is not None:
+    if trainer.in_task:
         raise InputError(
             f"{run.folder} is in the middle of a task: let `boovae train` finish it, then prune ({{prune}})"
         )
@@ -247,7 +244,7 @@ def save_gallery(path: Path, found: Sequence[Component], trainer: Trainer, names
         for task, row in rows.items()
     }
     labelled = [(names.get(task, f"task {task}"), pair.cpu().numpy()) for task, pair in images.items()]
-    save(path, labelled, trainer.shape, pixel_range=trainer.pixel_range)
+    save(path, labelled, trainer.spec.shape, pixel_range=trainer.spec.pixel_range)
 
 
 def _pictures(component: Component, trainer: Trainer) -> dict[str, str]:
@@ -255,7 +252,8 @@ def _pictures(component: Component, trainer: Trainer) -> dict[str, str]:
     from boovae.report.pictures import grid, png, tile_scale
 
     def picture(image: Tensor) -> str:
-        shown = grid(image.unsqueeze(0).cpu().numpy(), trainer.shape, 1, tile_scale(trainer.shape), trainer.pixel_range)
+        spec, images = trainer.spec, image.unsqueeze(0).cpu().numpy()
+        shown = grid(images, spec.shape, 1, tile_scale(spec.shape), spec.pixel_range)
         return base64.b64encode(png(shown)).decode("ascii")
 
     return {"pseudo_input": picture(component.pseudo_input), "decoded": picture(component.decoded)}

@@ -217,7 +217,7 @@ class Run:
 
     def learn(self, trainer: Trainer, task: Task) -> None:
         """Let the trainer learn a task, by the clock."""
-        if trainer.control is None:
+        if not trainer.in_task:
             self._task_seconds = 0.0
         self._began = time.monotonic()
         trainer.learn(task, self)

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from boovae.config import Settings
+from boovae.data import ImageSpec
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
-from boovae.methods import outside_digest
+from boovae.methods import from_mapping, outside_digest
 from boovae.metrics.features import check_names
 from boovae.metrics.latent import codes, latent_map
 from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
-from boovae.replicas.devices import choose_device, compiles, environment
+from boovae.replicas.devices import choose_device, compiles
+from boovae.runs.environment import environment
 from boovae.runs.folder import LOG_FORMAT, RunFolder
 from boovae.runs.inspection import has_components, save_components
 from boovae.runs.progress import Display
@@ -146,14 +148,14 @@ def save_samples(
     """Write one replica's samples: a grid as PNG, or the images (n, height, width[, colours]) as a NumPy file."""
     from boovae.report.pictures import save_grid, tile_scale
 
-    purpose = f"grid {seed}" if seed else "grid"
+    spec, purpose = trainer.spec, f"grid {seed}" if seed else "grid"
     images = generate(trainer, count, purpose, task)[replica].cpu().numpy()
     if path.suffix == ".npy":
-        pixels, file = images.reshape(-1, *trainer.shape), io.BytesIO()
+        pixels, file = images.reshape(-1, *spec.shape), io.BytesIO()
         np.save(file, np.moveaxis(pixels, 1, -1) if pixels.ndim == 4 else pixels, allow_pickle=False)
         write_file(path, file.getvalue())
     else:
-        save_grid(path, images, trainer.shape, scale=tile_scale(trainer.shape), pixel_range=trainer.pixel_range)
+        save_grid(path, images, spec.shape, scale=tile_scale(spec.shape), pixel_range=spec.pixel_range)
 
 
 def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
@@ -178,7 +180,8 @@ def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Tr
     head = run.head()
     low, high = head.get("pixel_range") or (0.0, 1.0)
     binarize = head["split"]["binarize"]
-    return Trainer(run.settings, tuple(head["shape"]), (low, high), binarize=binarize, device=device, compile=compile)
+    spec = ImageSpec(tuple(head["shape"]), (low, high), binarize)
+    return Trainer(run.settings, spec, device=device, compile=compile)
 
 
 def planned_tasks(stream: Stream, settings: Settings) -> Stream:
@@ -197,15 +200,8 @@ def planned_tasks(stream: Stream, settings: Settings) -> Stream:
 
 def trainer_for(settings: Settings, planned: Stream, device: torch.device, compile: str, **options: Any) -> Trainer:
     """Return a trainer for the planned tasks; its steps are compiled where that is wanted or pays."""
-    return Trainer(
-        settings,
-        planned.shape,
-        planned.pixel_range,
-        binarize=planned.binarize,
-        device=device,
-        compile=compiles(compile, _images(planned), settings, device),
-        **options,
-    )
+    compiled = compiles(compile, _images(planned), settings, device)
+    return Trainer(settings, planned.spec, device=device, compile=compiled, **options)
 
 
 def _images(stream: Stream) -> int:
@@ -219,7 +215,7 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     if resume == "never" or not exists:
         return Run.create(out, settings, environment(trainer.device, trainer.compile, command), display)
     run = Run.open(out, display)
-    there, here = run.settings.flat(), settings.flat()
+    there, here = run.settings.flat(), from_mapping(settings.flat()).flat()  # a default may have been named
     different = [name for name in there | here if there.get(name) != here.get(name)]
     if different:
         run.close()

@@ -15,9 +15,9 @@ from boovae.errors import InputError
 if TYPE_CHECKING:
     from boovae.serve.play import Player
 
-#: Requests that are in work at once at most; others are told to come again.
+#: Most requests at once; others get 503 and may come again.
 MOST_REQUESTS = 64
-#: Seconds that requests in work are waited for when the server is stopped.
+#: Seconds that requests have to finish when the server is stopped.
 GRACE_SECONDS = 5
 
 

@@ -4,8 +4,6 @@ the files are read once, when the server starts.
 
 from __future__ import annotations
 
-import base64
-import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
@@ -13,13 +11,14 @@ from typing import Annotated, Any
 from fastapi import Body, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boovae.errors import InputError
-from boovae.serve.play import Player, Point, Shown
+from boovae.serve.play import Exchanged, Player, Point
 
 #: Names under which this machine may be asked: a page elsewhere that lets its own name point here is refused.
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -42,11 +41,7 @@ HEADERS = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class SampleRequest(_Strict):
+class SampleRequest(Exchanged):
     """What to draw; the same request gives the same images."""
 
     n: int = Field(24, ge=1, le=MOST_IMAGES)
@@ -55,18 +50,11 @@ class SampleRequest(_Strict):
     component: int | None = None
 
 
-class Place(_Strict):
-    """A place in the latent space."""
-
-    z: list[FiniteFloat] = Field(max_length=4096)
-    task: int | None = None
-
-
-class PathRequest(_Strict):
+class PathRequest(Exchanged):
     """Two places and how many images to see on the way."""
 
-    start: Place
-    end: Place
+    start: Point
+    end: Point
     frames: int = Field(41, ge=2, le=MOST_FRAMES)
 
 
@@ -79,40 +67,25 @@ def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
         app.add_api_route(address, _file(name, kind), methods=["GET", "HEAD"])
 
     @app.get("/api/model")
-    def model() -> JSONResponse:
+    def model() -> Response:
         limits = {"images": MOST_IMAGES, "frames": MOST_FRAMES, "bytes": UPLOAD_BYTES}
         return _json(player.about() | {"limits": limits})
 
     @app.get("/api/components/{task}")
-    def components(task: int) -> JSONResponse:
-        listed = [
-            {"component": component.place, "weight": component.weight, "cost": component.cost, "image": _url(picture)}
-            for component, picture in player.gallery(task)
-        ]
-        return _json({"components": listed})
+    def components(task: int) -> Response:
+        return _json({"components": player.gallery(task)})
 
     @app.post("/api/sample")
-    def sample(ask: SampleRequest) -> JSONResponse:
-        return _json({"images": [_shown(one) for one in player.sample(ask.n, ask.seed, ask.task, ask.component)]})
+    def sample(ask: SampleRequest) -> Response:
+        return _json({"images": player.sample(ask.n, ask.seed, ask.task, ask.component)})
 
     @app.post("/api/path")
-    def path(ask: PathRequest) -> JSONResponse:
-        start, end = (Point(place.z, place.task) for place in (ask.start, ask.end))
-        return _json({"images": [_shown(one) for one in player.path(start, end, ask.frames)]})
+    def path(ask: PathRequest) -> Response:
+        return _json({"images": player.path(ask.start, ask.end, ask.frames)})
 
     @app.post("/api/look")
-    def look(content: Annotated[bytes, Body(media_type="image/*")], invert: bool = False) -> JSONResponse:
-        found = player.look(content, invert=invert)
-        tasks = [{"share": share, "log_likelihood": score} for share, score in found.tasks]
-        return _json(
-            {
-                "seen": _url(found.seen),
-                "reconstruction": _shown(found.reconstruction),
-                "log_likelihood": found.log_likelihood,
-                "effective_samples": found.effective_samples,
-                "tasks": tasks,
-            }
-        )
+    def look(content: Annotated[bytes, Body(media_type="image/*")], invert: bool = False) -> Response:
+        return _json(player.look(content, invert=invert))
 
     return Guard(app)
 
@@ -201,22 +174,6 @@ def _file(name: str, kind: str) -> Any:
     return page
 
 
-def _json(content: Mapping[str, Any]) -> JSONResponse:
-    return JSONResponse(_finite(content))
-
-
-def _finite(value: Any) -> Any:
-    """Return the same with null where a number is not finite, as JSON has it."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _shown(shown: Shown) -> dict[str, Any]:
-    return {"image": _url(shown.png), "z": list(shown.point.z), "task": shown.point.task}
-
-
-def _url(picture: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(picture).decode("ascii")
+def _json(content: Any) -> Response:
+    """Return an answer, with null where a number is not finite."""
+    return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")

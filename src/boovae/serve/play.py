@@ -9,14 +9,17 @@ from __future__ import annotations
 import io
 import math
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 from torch import Tensor
 
+from boovae.config.section import AtLeastOne, checked
 from boovae.data.arrays import TEST, as_images, to_float
 from boovae.data.readers import read_picture
 from boovae.data.tasks import binarized
@@ -38,29 +41,67 @@ MOST_PIXELS = 24_000_000
 #: How far from the origin a latent coordinate may lie; no prior or encoder comes near it.
 FARTHEST = 1e4
 
+#: A picture: PNG in Python, an address that a page can show in JSON.
+Picture = Annotated[bytes, PlainSerializer(lambda png: f"data:image/png;base64,{b64encode(png).decode()}", str, "json")]
+Coordinate = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 
-class Point(NamedTuple):
-    """A place in the latent space and the task it belongs to; None where tasks are not told apart."""
 
-    z: Sequence[float]
+class Exchanged(BaseModel):
+    """What comes from a page or goes to one: nothing is converted, nothing else is taken."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Point(Exchanged):
+    """A place in the latent space and the task it belongs to; None where the model does not tell tasks apart."""
+
+    z: list[Coordinate] = Field(max_length=4096)
+    task: int | None = None
+
+
+class Shown(Exchanged):
+    """A picture of the model, and where in the latent space it was found."""
+
+    image: Picture
+    z: list[float]
     task: int | None
 
 
-class Shown(NamedTuple):
-    """A picture (PNG) of the model, and where in the latent space it was found."""
+class ShownComponent(Exchanged):
+    """A component of the prior: its weight in its task, what it costs to drop it, and the picture at its mean."""
 
-    png: bytes
-    point: Point
+    component: int
+    weight: float
+    cost: float
+    image: Picture
 
 
-class Look(NamedTuple):
+class TaskScore(Exchanged):
+    """How well an image fits a task: p(task | x) and log p(x | task)."""
+
+    share: float
+    log_likelihood: float
+
+
+class Look(Exchanged):
     """What the model says of an own image."""
 
-    seen: bytes  # the image (PNG) as the model gets it
+    seen: Picture
+    """The image as the model gets it."""
     reconstruction: Shown
     log_likelihood: float
     effective_samples: float
-    tasks: list[tuple[float, float]]  # p(task | x) and log p(x | task) of each; empty where tasks are not told apart
+    tasks: list[TaskScore]
+    """Empty where the model does not tell tasks apart."""
+
+
+class Offered(NamedTuple):
+    """A task that can be picked."""
+
+    name: str
+    mass: float
+    typical: float | None
+    """Mean log-likelihood of its test images at the last evaluation."""
 
 
 class Player:
@@ -70,35 +111,36 @@ class Player:
         """Take what is needed into memory; `run` may be closed afterwards. `samples` are importance samples."""
         if trainer.tasks_done == 0:
             raise InputError(f"{run.folder} has not finished its first task yet: continue it with `boovae train`")
-        if samples < 1:
-            raise InputError(f"{{samples}} is {samples}; it must be at least 1")
-        self.folder, self.settings, self.samples = run.folder.resolve().name, trainer.settings, samples
-        self.shape, self.pixel_range, self.binarize = trainer.shape, trainer.pixel_range, trainer.binarize
-        self.device, self.count = trainer.device, trainer.tasks_done
+        self.name, self.samples = run.folder.resolve().name, checked("samples", samples, AtLeastOne)
+        self.settings, self.device, self.count = trainer.settings, trainer.device, trainer.tasks_done
+        self.shape, self.pixel_range, self.binarize = (
+            trainer.spec.shape,
+            trainer.spec.pixel_range,
+            trainer.spec.binarize,
+        )
         self.networks = trainer.method.knows_task  # each task has networks of its own
         prior = trainer.replicas.model.prior
         #: Whether a task can be picked and an image's task be judged.
         self.apart = self.networks or prior.shares_mass
-        self.names = [task_names(run).get(task, str(task)) for task in range(self.count)]
-        self.typical = _typical(run, self.count, replica, own=self.apart)
-        self.components: list[list[Component]] = [[] for _ in range(self.count)]
-        if has_components(trainer):
-            for component in components(trainer, replica):
-                self.components[component.task].append(component)
         views = range(self.count if self.networks else 1)
-        self._views: list[Replicas] = [trainer.method.view(trainer.replicas, task).only(replica) for task in views]
+        self._views: list[Replicas] = [trainer.view(task).only(replica) for task in views]
         self._log_masses = torch.full((self.count,), -math.log(self.count), device=self.device)
         if prior.shares_mass:
             self._log_masses = self._views[0].buffers["prior.log_masses"][0, : self.count].log_softmax(0)
+        names, typical = task_names(run), _typical(run, self.count, replica, own=self.apart)
+        self.tasks = [
+            Offered(names.get(task, str(task)), mass, typical[task])
+            for task, mass in enumerate(self._log_masses.exp().tolist())
+        ]
+        self.components = components(trainer, replica) if has_components(trainer) else []
         self._lock = threading.Lock()  # one model is asked by one thread at a time: a call swaps its weights in
 
     # --- what can be asked --------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, Any]:
         """Return what a page must know beforehand."""
-        masses = self._log_masses.exp().tolist()
         return {
-            "run": self.folder,
+            "run": self.name,
             "method": self.settings.method,
             "dataset": self.settings.data.dataset,
             "shape": list(self.shape),
@@ -106,25 +148,25 @@ class Player:
             "samples": self.samples,
             "apart": self.apart,
             "networks": self.networks,
-            "components": any(self.components),
+            "components": bool(self.components),
             "pictures": len(self.shape) > 1,
-            "tasks": [
-                {"name": name, "mass": mass, "typical": typical}
-                for name, mass, typical in zip(self.names, masses, self.typical, strict=True)
-            ],
+            "tasks": [task._asdict() for task in self.tasks],
         }
 
-    def gallery(self, task: int) -> list[tuple[Component, bytes]]:
+    def gallery(self, task: int) -> list[ShownComponent]:
         """Return a task's components, the dearest first, with the picture at each one's mean."""
-        found = self.components[self._task(task)]
-        images = [component.decoded for component in found]
-        return list(zip(found, self._pngs(torch.stack(images)), strict=True)) if images else []
+        found = self._components(task)
+        pictures = self._pngs(torch.stack([one.decoded for one in found])) if found else []
+        return [
+            ShownComponent(component=one.place, weight=one.weight, cost=one.cost, image=picture)
+            for one, picture in zip(found, pictures, strict=True)
+        ]
 
     def sample(self, n: int, seed: int, task: int | None = None, component: int | None = None) -> list[Shown]:
         """Return `n` images from the prior, from a task's part of it, or from one component; a seed repeats them."""
         if task is not None:
             self._task(task)
-        if component is not None and (task is None or component not in [c.place for c in self.components[task]]):
+        if component is not None and (task is None or component not in [c.place for c in self._components(task)]):
             raise InputError(f"component {component} of task {task}: there is none")
         draws = {"uniform": Draw("uniform", (n,)), "normal": Draw("normal", (n, self.settings.model.latent_dim))}
         with self._computing():
@@ -157,14 +199,14 @@ class Player:
             joint = scores + self._log_masses if self.apart else scores
             task = int(joint.argmax()) if self.apart else None
             z = self._ask(task, VAE.posterior, x.unsqueeze(0)).mean
-            seen, decoded = self._pngs(torch.cat([x.unsqueeze(0), self._ask(task, VAE.images, z)]))
-            shares = joint.softmax(0).tolist()
+            seen, reconstruction = self._pngs(torch.cat([x.unsqueeze(0), self._ask(task, VAE.images, z)]))
+            judged = zip(joint.softmax(0).tolist(), scores.tolist(), strict=True) if self.apart else ()
             return Look(
-                seen,
-                Shown(decoded, Point(z[0].tolist(), task)),
-                float(joint.logsumexp(0)),
-                effective,
-                list(zip(shares, scores.tolist(), strict=True)) if self.apart else [],
+                seen=seen,
+                reconstruction=Shown(image=reconstruction, z=z[0].tolist(), task=task),
+                log_likelihood=float(joint.logsumexp(0)),
+                effective_samples=effective,
+                tasks=[TaskScore(share=share, log_likelihood=score) for share, score in judged],
             )
 
     # --- asking the model ---------------------------------------------------------------------------------------
@@ -194,8 +236,8 @@ class Player:
         images = self._by_task(owners, _images, None, z)
         if self.apart and not self.networks:
             owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
-        points = map(Point, z.tolist(), owners)
-        return [Shown(picture, point) for picture, point in zip(self._pngs(images), points, strict=True)]
+        found = zip(self._pngs(images), z.tolist(), owners, strict=True)
+        return [Shown(image=image, z=place, task=task) for image, place, task in found]
 
     def _scores(self, x: Tensor) -> tuple[Tensor, float]:
         """Return log p(x | task) of each task, or log p(x) alone, for an image (D,); and the effective samples."""
@@ -218,6 +260,10 @@ class Player:
             raise InputError(f"task {task}: there are tasks 0 to {self.count - 1}")
         return task
 
+    def _components(self, task: int) -> list[Component]:
+        wanted = self._task(task)
+        return [component for component in self.components if component.task == wanted]
+
     def _place(self, point: Point) -> Tensor:
         """Return the latent (L,) of a place that came from outside."""
         if point.task is not None:
@@ -228,8 +274,6 @@ class Player:
             raise InputError(
                 f"z: {len(point.z)} numbers, the latent space has {self.settings.model.latent_dim} dimensions"
             )
-        if not all(abs(number) <= FARTHEST for number in point.z):
-            raise InputError(f"z: numbers must lie within ±{FARTHEST:g}")
         return torch.tensor(point.z, dtype=torch.float32, device=self.device)
 
     def _pixels(self, content: bytes, invert: bool) -> Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from boovae.config import TrainingSettings
+from boovae.data import ImageSpec
 from boovae.errors import InputError
 from boovae.replicas.randomness import Draw
 
@@ -24,8 +25,9 @@ GREY = (0.299, 0.587, 0.114)
 DEFORMED, SHIFT = 0.7, 0.6
 
 
-def check(settings: TrainingSettings, shape: tuple[int, ...], binarize: str) -> None:
+def check(settings: TrainingSettings, spec: ImageSpec) -> None:
     """Refuse changes that images of this shape cannot undergo, or that leave grey what must be black and white."""
+    shape = spec.shape
     colour = len(shape) == 3 and shape[0] == 3
     if settings.mirror and len(shape) == 1:
         raise InputError(f"{{mirror}} needs pictures, these have shape {shape}; leave it out")
@@ -33,7 +35,7 @@ def check(settings: TrainingSettings, shape: tuple[int, ...], binarize: str) -> 
         strength = getattr(settings, name)
         if strength > 0 and not fits:
             raise InputError(f"{{{name}={strength:g}}} needs {wanted}, these have shape {shape}; set it to 0")
-        if strength > 0 and binarize == "threshold":
+        if strength > 0 and spec.binarize == "threshold":
             raise InputError(
                 f"{{{name}}} makes grey pixels, {{binarize=threshold}} leaves none: use {{binarize=dynamic}}"
             )
@@ -51,20 +53,14 @@ def draws(settings: TrainingSettings, batch_size: int) -> dict[str, Draw]:
     return found
 
 
-def changed(
-    x: Tensor,
-    batch: Mapping[str, Any],
-    settings: TrainingSettings,
-    shape: tuple[int, ...],
-    pixel_range: tuple[float, float],
-) -> Tensor:
+def changed(x: Tensor, batch: Mapping[str, Any], settings: TrainingSettings, spec: ImageSpec) -> Tensor:
     """Return images (B, D) changed by the random tensors that `batch` holds; as they are where it holds none."""
     if "mirror" in batch:
-        x = mirror(x, batch["mirror"], shape)
+        x = mirror(x, batch["mirror"], spec.shape)
     if "deform" in batch:
-        x = deform(x, batch["deform"], batch["deformed"], settings.deform, shape, pixel_range)
+        x = deform(x, batch["deform"], batch["deformed"], settings.deform, spec.shape, spec.pixel_range)
     if "jitter" in batch:
-        x = colour_jitter(x, batch["jitter"], settings.jitter, shape, pixel_range)
+        x = colour_jitter(x, batch["jitter"], settings.jitter, spec.shape, spec.pixel_range)
     return x
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from boovae.replicas.adam import Array, Control
+from boovae.training.task_progress import Array, Control
 
 if TYPE_CHECKING:
     import numpy as np

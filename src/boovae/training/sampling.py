@@ -1,16 +1,15 @@
-"""Images drawn from a trained model."""
+"""Images that a trained model draws."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from boovae.errors import InputError
-from boovae.replicas.randomness import Draw, Generators
-from boovae.replicas.stacked import drawn_images
+from boovae.replicas.randomness import latent_draws
+from boovae.replicas.sampling import drawn_images
 
 if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
@@ -23,23 +22,19 @@ def generate(trainer: Trainer, count: int, purpose: str = "samples", task: int |
     The random numbers depend on the replica's seed and the purpose only: every task is shown with the same ones. Where
     the model must know the task, all tasks take turns.
     """
-    replicas, method = trainer.replicas, trainer.method
+    replicas = trainer.replicas
     if task is not None and not 0 <= task < max(trainer.tasks_done, 1):
         raise InputError(f"task is {task}; this model has learned tasks 0 to {trainer.tasks_done - 1}")
     if count < 1:
         raise InputError(f"count is {count}; it must be a whole number of at least 1")
-    generators = Generators(replicas.seeds, replicas.device)
-    draws = {
-        "uniform": Draw("uniform", (count,)),
-        "normal": Draw("normal", (count, replicas.model.latent_dim)),
-    }
-    noise, pixels = generators.draw_all(draws, purpose), math.prod(trainer.shape)
-    if not method.knows_task:
+    noise = replicas.generators.draw_all(latent_draws(count, replicas.model.latent_dim), purpose)
+    pixels = trainer.spec.pixels
+    if not trainer.method.knows_task:
         return drawn_images(replicas, noise, pixels, task)
     tasks = range(max(trainer.tasks_done, 1)) if task is None else [task]
     result = torch.empty(len(replicas), count, pixels, device=replicas.device)
     for turn, owner in enumerate(tasks):
         rows = {name: tensor[:, turn :: len(tasks)] for name, tensor in noise.items()}
         if rows["uniform"].shape[1]:
-            result[:, turn :: len(tasks)] = drawn_images(method.view(replicas, owner), rows, pixels, owner)
+            result[:, turn :: len(tasks)] = drawn_images(trainer.view(owner), rows, pixels, owner)
     return result

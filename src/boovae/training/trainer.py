@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.data import ImageSpec
 from boovae.errors import InputError
 from boovae.methods import TaskImages, make_method
-from boovae.methods.base import default_prior
 from boovae.model.likelihoods import make_likelihood
 from boovae.model.nets import make_nets
+from boovae.model.priors import NormalPrior, Prior, VampPrior
 from boovae.model.vae import VAE
-from boovae.replicas.adam import Array, Control
+from boovae.replicas.adam import Moments
 from boovae.replicas.devices import choose_device, matmul_precision, one_thread
-from boovae.replicas.engine import Batch, Engine, block_length, validation_chunk
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.engine import Engine, block_length, validation_chunk
+from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
+from boovae.replicas.step import GradientStep
 from boovae.training import augment
 from boovae.training.events import Event, Observer, Unwatched, divergence, epoch_end, task_end, task_start
+from boovae.training.objective import LOSS, Objective
 from boovae.training.state import MOST_TASKS, check, group, prefixed, put, refused, whole
+from boovae.training.task_progress import Array, Control, TaskProgress
 
 if TYPE_CHECKING:
     from boovae.data import Task
-
-
-#: What a batch and a loss are made of; a method's draws and penalties have other names.
-BATCH, LOSS = frozenset({"x", "weight", "kl_weight", "state"}), ("loss", "reconstruction", "kl")
 
 
 class Trainer:
@@ -45,22 +44,18 @@ class Trainer:
     def __init__(
         self,
         settings: Settings,
-        shape: tuple[int, ...],
-        pixel_range: tuple[float, float] = (0.0, 1.0),
+        spec: ImageSpec,
         *,
-        binarize: str = "none",
         device: str | torch.device = "cpu",
         compile: bool = False,
         seeds: Sequence[int] | None = None,
         candidates: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         """`seeds` and `candidates` (values of a setting), one per replica, are for comparing settings side by side."""
-        self.settings = settings
-        self.shape, self.pixel_range, self.binarize = shape, pixel_range, binarize
+        self.settings, self.spec, self.compile = settings, spec, compile
         self.device = choose_device(device) if isinstance(device, str) else device
-        self.compile = compile
-        self.likelihood = make_likelihood(settings.model.likelihood, pixel_range)
-        augment.check(settings.training, shape, binarize)
+        self.likelihood = make_likelihood(settings.model.likelihood, spec.pixel_range)
+        augment.check(settings.training, spec)
         self._batch_statistics = settings.model.normalisation == "batch" and settings.model.net.startswith("conv")
         if settings.training.bound_samples > 1 and self._batch_statistics:
             raise InputError(
@@ -68,88 +63,73 @@ class Trainer:
                 "{normalisation=group}, or {bound_samples=1}"
             )
         self.method = make_method(settings)
-        self.method.compare(candidates or {})
         self.replicas = Replicas(self.build, seeds or settings.training.seeds, self.device)
         for name, values in (candidates or {}).items():
             if len(values) != len(self.replicas):
                 raise InputError(f"candidates: {len(values)} values of {name} for {len(self.replicas)} replicas")
-        self.engine = Engine(
-            self.replicas, self.objective, track=self.method.track if self.method.tracks else None, compile=compile
-        )
-        self.generators = Generators(self.replicas.seeds, self.device)
+        for part in self.method.parts:
+            part.compare(candidates or {})
+        self.objective = Objective(settings.training, spec, settings.model.latent_dim, self.method)
+        track = self.method.track if self.method.tracks else None
+        self.step = GradientStep(self.replicas, self.objective, track=track, compile=compile)
+        self.generators = self.replicas.generators
         self.sizes: list[int] = []  # training images of each finished task
         self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up for good
-        self.control: Control | None = None  # of the task in training
-        self.epoch = self.block = 0
-        self.task_steps = 0
-        self._resume: Callable[[], None] | None = None
+        self.task_steps = 0  # of the task in training, or of the last one
+        self.engine: Engine  # of the task in training, or of the last one
+        self.progress: TaskProgress | None = None  # of the task in training
+        self._saved: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # of a task that `learn` will continue
         self._unfinished = ""  # the task that `learn` was in when it was broken off
 
     def build(self) -> VAE:
         """Return one model as the settings describe it."""
-        settings, pixels = self.settings, math.prod(self.shape)
-        prior = self.method.make_prior(pixels, self.pixel_range)
+        model, spec = self.settings.model, self.spec
+        prior = self.method.make_prior(spec.pixels, spec.pixel_range)
         nets = make_nets(
-            settings.model.net,
-            self.shape,
-            settings.model.latent_dim,
-            settings.model.log_variance_range,
-            bounds=self.pixel_range if settings.model.decoder_bounds and not self.likelihood.logits else None,
-            normalisation=settings.model.normalisation,
+            model.net,
+            spec.shape,
+            model.latent_dim,
+            model.log_variance_range,
+            bounds=spec.pixel_range if model.decoder_bounds and not self.likelihood.logits else None,
+            normalisation=model.normalisation,
         )
-        nets = self.method.adapt(nets)
-        if prior is None:
-            prior = default_prior(settings, pixels, self.pixel_range)
-        return VAE(*nets, self.likelihood, prior, settings.model.latent_dim)
+        for part in self.method.own_layers_first:
+            nets = part.adapt(nets)
+        prior = self._default_prior() if prior is None else prior
+        return VAE(*nets, self.likelihood, prior, model.latent_dim)
+
+    def _default_prior(self) -> Prior:
+        if self.settings.model.prior == "vamp":
+            return VampPrior(self.settings.model.components, self.spec.pixels, self.spec.pixel_range)
+        return NormalPrior(self.settings.model.latent_dim)
 
     @property
     def tasks_done(self) -> int:
         """How many tasks are finished."""
         return len(self.sizes)
 
-    # --- the loss -----------------------------------------------------------------------------------------------
+    @property
+    def in_task(self) -> bool:
+        """Whether it is in the middle of a task, perhaps one that was loaded."""
+        return self.progress is not None or self._saved is not None
 
-    def objective(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return the terms of one replica's loss: the negative bound and the method's penalties.
+    @property
+    def epoch(self) -> int:
+        """The epoch of the task in training, counted from 0."""
+        return self.progress.epoch if self.progress is not None else 0
 
-        `reconstruction` and `kl` are the parts of the ELBO; with several samples per image the bound is tighter.
-        """
-        x, weight = (
-            augment.changed(batch["x"], batch, self.settings.training, self.shape, self.pixel_range),
-            batch["weight"],
-        )
-        if "pixels" in batch:  # last: what was changed must be black and white in the end, as the test images are
-            x = (batch["pixels"] < x).to(x.dtype)
-        samples, kl_weight = self.settings.training.bound_samples, batch["kl_weight"]
-        with self.method.perturbed(model, batch):
-            tight = None
-            if samples == 1:
-                bound = model.bound(x, batch["latent"])
-            else:
-                tight, bound = model.tight_bound(x, batch["latent"], kl_weight, batch.get("choice"))
-        reconstruction, kl = ((part * (weight / samples)).sum() for part in bound)
-        loss = reconstruction + kl_weight * kl if tight is None else (tight * weight).sum()
-        penalties = self.method.penalty(model, batch)
-        for name in LOSS:
-            if name in penalties:
-                raise InputError(f"method '{self.method.name}': a penalty is called '{name}', which every loss has")
-        loss = loss + sum(penalties.values())
-        return {"loss": loss, "reconstruction": reconstruction, "kl": kl, **penalties}
+    @property
+    def block(self) -> int:
+        """The blocks of steps done in the epoch."""
+        return self.progress.block if self.progress is not None else 0
+
+    def view(self, task: int) -> Replicas:
+        """Return the model as it is for images of a task."""
+        return self.method.view(self.replicas, task)
 
     def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:
         """Return the random tensors of one step of one replica."""
-        several = (self.settings.training.bound_samples,) if self.settings.training.bound_samples > 1 else ()
-        draws = {"latent": Draw("normal", (*several, batch_size, self.settings.model.latent_dim))}
-        if training and several:
-            draws["choice"] = Draw("uniform", (*several, batch_size))
-        if training and self.binarize == "dynamic":
-            draws["pixels"] = Draw("uniform", (batch_size, math.prod(self.shape)))
-        if training:
-            draws |= augment.draws(self.settings.training, batch_size)
-        own = self.method.draws(batch_size) | (self.method.training_draws(batch_size) if training else {})
-        for name in own.keys() & (draws.keys() | BATCH):
-            raise InputError(f"method '{self.method.name}': a draw is called '{name}', which every batch has")
-        return draws | own
+        return self.objective.draws(batch_size, training=training)
 
     # --- one task -----------------------------------------------------------------------------------------------
 
@@ -163,18 +143,18 @@ class Trainer:
         observer = observer or Unwatched()
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
-            self._unfinished, resumed = task.name, self.control is not None
+            self._unfinished, resumed = task.name, self.in_task
             if not resumed:
                 observer.event(task_start(self.tasks_done, task))
-                self.epoch = self.block = self.task_steps = 0
-            self._begin(images)
+                self.task_steps = 0
+            self.progress = progress = self._begin(images)
             events = self.method.events()
             if not resumed:  # a resumed task has logged its beginning
-                self._forward(events, observer)
-            while self.epoch < self.settings.training.epochs and self._control.active.any():
-                self._train_epoch(images, observer)
-                self._end_epoch(images, observer)
-            self._finish(images, observer)
+                _forward(events, observer)
+            while progress.epoch < self.settings.training.epochs and progress.control.active.any():
+                self._train_epoch(progress, images, observer)
+                self._end_epoch(progress, images, observer)
+            self._finish(progress, images, observer)
             self._unfinished = ""
 
     def _task_images(self, task: Task) -> TaskImages:
@@ -189,20 +169,21 @@ class Trainer:
                 f"task '{task.name}': batch normalisation needs two images in a batch, at least; "
                 "use {normalisation=group}, or a larger {batch_size}"
             )
-        self._own_images = len(train)
         self.method.see(index + 1)
-        images = TaskImages(index, task.name, train, valid, len(train), tuple(self.sizes))
-        return self.method.images(self.replicas, images)
+        images = TaskImages(index, task.name, train, valid, len(train), tuple(self.sizes), self.spec.pixel_range)
+        for part in self.method.parts:
+            images = part.images(self.replicas, images)
+        return images
 
     def _check_pixels(self, task: Task) -> None:
         """Refuse images that this model cannot have learned or will learn wrongly."""
-        low, high = self.pixel_range
+        low, high = self.spec.pixel_range
         slack = 1e-5 * (high - low)
         for images in (task.train.images, task.valid.images):
-            if images.ndim != 2 or images.shape[1] != math.prod(self.shape):
+            if images.ndim != 2 or images.shape[1] != self.spec.pixels:
                 raise InputError(
                     f"task '{task.name}' has images of {tuple(images.shape[1:])} pixels, this model has "
-                    f"{math.prod(self.shape)}; make the Trainer with the shape of the stream"
+                    f"{self.spec.pixels}; make the Trainer with the shape of the stream"
                 )
             bounded = self.settings.model.decoder_bounds and len(images) > 0  # other numbers have no range
             if bounded and not low - slack <= images.min() <= images.max() <= high + slack:
@@ -211,12 +192,13 @@ class Trainer:
                     f"[{low:g}, {high:g}] of this model; make the Trainer with that of the stream"
                 )
 
-    def _begin(self, images: TaskImages) -> None:
+    def _begin(self, images: TaskImages) -> TaskProgress:
         """Prepare a task, or take it up again where a checkpoint left it."""
-        settings = self.settings
-        self._start = self._model_tensors()
-        self.method.begin_task(self.replicas, images)
-        state = self.method.state()
+        training, tensors = self.settings.training, self.replicas.tensors()
+        start = {name: tensor.clone() for name, tensor in tensors.items()}
+        for part in self.method.own_layers_first:
+            part.begin_task(self.replicas, images)
+        state = self.method.state
         for name, tensor in state.items():
             if tensor.shape[:1] != (len(self.replicas),):
                 raise InputError(
@@ -226,228 +208,174 @@ class Trainer:
         chunk = validation_chunk(images.valid.shape[-2])
         chunks = -(-images.valid.shape[-2] // chunk)
         noise = self.generators.draw_all(self.draws(chunk, training=False), images.index, "valid", steps=chunks)
-        self.engine.load(
+        control = Control(np.full(len(self.replicas), training.learning_rate))
+        control.active[self.frozen] = 0
+        progress = TaskProgress(start, {}, control, Moments.zeros(self.replicas.parameters))
+        self.engine = Engine(
+            self.step,
             images.train,
             images.valid,
-            settings.training.batch_of(images.train.shape[-2]),
+            training.batch_of(images.train.shape[-2]),
             state,
             noise,
-            settled=self.method.tasks_seen >= self.method.settled_by,
+            moments=progress.moments,
+            totals=progress.totals,
+            settled=self.method.settled,
             block=self._block_length(),
         )
-        if self.control is None:
-            self.control = Control(np.full(len(self.replicas), settings.training.learning_rate))
-            self.control.active[self.frozen] = 0
-            self.engine.reset_optimiser()
-            self._best = {name: tensor.clone() for name, tensor in self._snapshot().items()}
-        if self._resume is not None:
-            self._resume()
-            self._resume = None
+        progress.best = {name: tensor.clone() for name, tensor in self._snapshot().items()}
+        if self._saved is not None:
+            with refused():
+                self._continue(progress, *self._saved)
+            self._saved = None
+        return progress
+
+    def _continue(self, progress: TaskProgress, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Put back what the task had reached; the methods have begun it again from its starting point."""
+        put(self.replicas.tensors(), group(tensors, "model"))
+        put(self.engine.state if self.method.tracks else {}, group(tensors, "state"))
+        progress.load(tensors, record)
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        """Return what is kept and put back together: the model, and what the methods track along its way."""
+        tracked = self.engine.state if self.method.tracks else {}
+        return self.replicas.tensors() | prefixed("state", tracked)
 
     def _block_length(self) -> int:
         return block_length(self.draws(self.settings.training.batch_size, training=True))
 
-    @property
-    def _control(self) -> Control:
-        assert self.control is not None
-        return self.control
-
-    def _train_epoch(self, images: TaskImages, observer: Observer) -> None:
-        engine, settings = self.engine, self.settings
-        engine.attend(np.flatnonzero(self._control.active).tolist())
-        engine.rate.copy_(torch.from_numpy(self._control.learning_rate * self._annealed()))
-        warmth = min(1.0, self.epoch / settings.training.kl_warmup) if settings.training.kl_warmup else 1.0
-        engine.kl_weight.fill_(settings.training.kl_weight * warmth)
-        key = (images.index, self.epoch)
+    def _train_epoch(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
+        engine, training, control = self.engine, self.settings.training, progress.control
+        engine.set_active(np.flatnonzero(control.active).tolist())
+        engine.rate.copy_(torch.from_numpy(control.learning_rate * self._annealed(progress.epoch)))
+        warmth = min(1.0, progress.epoch / training.kl_warmup) if training.kl_warmup else 1.0
+        engine.kl_weight.fill_(training.kl_weight * warmth)
+        key = (images.index, progress.epoch)
         steps, batch = engine.steps_per_epoch, engine.batch_size
         order = self.generators.order(engine.images, *key)[:, : steps * batch].unflatten(1, (steps, batch))
         draws = self.draws(batch, training=True)
-        if self.block == 0:
+        if progress.block == 0:
             engine.reset_totals()
         for block, part in enumerate(order.split(self._block_length(), dim=1)):
-            if block < self.block:
+            if block < progress.block:
                 continue  # done before the restart
             observer.block(self)
             engine.run_block(part, self.generators.draw_all(draws, *key, block, steps=part.shape[1]))
-            self.block = block + 1
+            progress.block = block + 1
             self.task_steps += part.shape[1]
 
-    def _annealed(self) -> float:
+    def _annealed(self, epoch: int) -> float:
         """Return the share of the learning rate that an epoch gets: half a cosine from 1 towards 0, or always 1."""
         if self.settings.training.schedule == "plateau":
             return 1.0
-        return 0.5 * (1 + math.cos(math.pi * self.epoch / self.settings.training.epochs))
+        return 0.5 * (1 + math.cos(math.pi * epoch / self.settings.training.epochs))
 
-    def _end_epoch(self, images: TaskImages, observer: Observer) -> None:
-        settings, control = self.settings, self._control
-        if (
-            settings.training.bound_samples > 1
-        ):  # what several samples gain depends on the weight, so it is the full one
-            self.engine.kl_weight.fill_(settings.training.kl_weight)
-        valid = self.engine.validate()
-        train = {name: self.engine.totals[name] / self.engine.steps_per_epoch for name in valid}
-        numbers = _to_host(train, valid)
-        parts = numbers["valid"]
-        penalty = parts["loss"] - parts["reconstruction"]
-        penalty = penalty - self.engine.kl_weight[0].item() * parts["kl"]
-        plain = parts["reconstruction"] + parts["kl"]
-        bound = parts["reconstruction"] + settings.training.kl_weight * parts["kl"]
-        loss = parts["loss"] = bound + penalty
-        if settings.training.bound_samples > 1:  # what is learned is tighter than its parts say
-            penalties = [values for name, values in parts.items() if name not in ("loss", "reconstruction", "kl")]
-            plain = bound = loss - sum(penalties)
-        active = control.active > 0
-        rate = control.learning_rate * self._annealed()
-        event = epoch_end(images.index, self.epoch, numbers, rate, active)
+    def _end_epoch(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
+        training, control, epoch = self.settings.training, progress.control, progress.epoch
+        numbers, plain, bound = self._measured()
+        loss, active = numbers["valid"]["loss"], control.active > 0
+        event = epoch_end(images.index, epoch, numbers, control.learning_rate * self._annealed(epoch), active)
         observer.event(event)
         broken = active & ~(np.isfinite(numbers["train"]["loss"]) & np.isfinite(loss))
         for replica in np.flatnonzero(broken):
-            self._recover(int(replica), images, observer)
-        self._watch(plain, loss if settings.training.stop_by == "loss" else bound, broken)
-        if self.epoch + 1 < settings.training.epochs:  # what came after the last one would be undone by `_finish`
-            self.method.after_epoch(self.replicas, images, self.epoch)
+            self._recover(int(replica), progress, images, observer)
+        watched = loss if training.stop_by == "loss" else bound
+        improved = control.judge(training, epoch, plain, watched, broken, self.method.first_eligible)
+        progress.take_snapshot(improved, self._snapshot())
+        if epoch + 1 < training.epochs:  # what came after the last one would be undone by `_finish`
+            for part in self.method.parts:
+                part.after_epoch(self.replicas, images, epoch)
         # Until an epoch may be the best one, a replica that diverges goes back to where the epoch before it ended.
-        self._keep(active & ~broken & np.isinf(control.best))
-        self._forward(self.method.events(), observer)
+        progress.take_snapshot(active & ~broken & np.isinf(control.best), self._snapshot())
+        _forward(self.method.events(), observer)
         observer.epoch(self, event)
-        self.epoch += 1
-        self.block = 0
+        progress.epoch, progress.block = epoch + 1, 0
 
-    @staticmethod
-    def _forward(events: list[Event], observer: Observer) -> None:
-        for event in events:
-            observer.event(event)
+    def _measured(self) -> tuple[dict[str, dict[str, Array]], Array, Array]:
+        """Return the loss terms of the epoch, {split: {term: (R,)}}, and of validation the plain ELBO and the bound."""
+        training, engine = self.settings.training, self.engine
+        several = training.bound_samples > 1
+        if several:  # what several samples gain depends on the weight, so it is the full one
+            engine.kl_weight.fill_(training.kl_weight)
+        valid = engine.validate()
+        train = {name: engine.totals[name] / engine.steps_per_epoch for name in valid}
+        numbers = _to_host(train, valid)
+        parts = numbers["valid"]
+        plain = parts["reconstruction"] + parts["kl"]
+        bound = parts["reconstruction"] + training.kl_weight * parts["kl"]
+        # The loss with full weight, of which that of the epoch's weight is taken off: adding up the penalties instead
+        # would round differently, and logged numbers and the choice of the best epoch would no longer be the same.
+        penalty = parts["loss"] - parts["reconstruction"] - engine.kl_weight[0].item() * parts["kl"]
+        parts["loss"] = bound + penalty
+        if several:  # what is learned is tighter than its parts say
+            plain = bound = parts["loss"] - sum(values for name, values in parts.items() if name not in LOSS)
+        return numbers, plain, bound
 
-    def _watch(self, plain: Array, watched: Array, broken: Any) -> None:
-        """Lower learning rates, keep best snapshots, stop replicas; a broken one sits this epoch out."""
-        settings, control = self.settings, self._control
-        kept = Control.from_tensors(control.tensors())
-        if settings.training.schedule == "plateau":
-            control.plateau(plain, settings.training.plateau_patience)
-        improved = control.early_stop(
-            watched,
-            self.epoch,
-            settings.training.early_stop,
-            eligible=self.epoch >= min(self.method.first_eligible, settings.training.epochs - 1),
-            counting=self.epoch >= max(settings.training.kl_warmup, self.method.first_eligible),
-        )
-        for name in ("learning_rate", "plateau_best", "plateau_wait", "best", "best_epoch", "wait", "active"):
-            getattr(control, name)[broken] = getattr(kept, name)[broken]
-        self._keep(improved & ~broken)
-
-    def _keep(self, chosen: npt.NDArray[np.bool_]) -> None:
-        """Take a snapshot of these replicas."""
-        if chosen.any():
-            mask = torch.from_numpy(chosen).to(self.device)
-            for name, tensor in self._snapshot().items():
-                axes = mask.view(-1, *[1] * (tensor.dim() - 1))
-                self._best[name] = torch.where(axes, tensor, self._best[name])
-
-    def _snapshot(self) -> dict[str, Tensor]:
-        """Return what is kept and put back together: the model, and what the method tracks along its way."""
-        tracked = self.engine.state if self.method.tracks else {}
-        return self._model_tensors(copy=False) | prefixed("state", tracked)
-
-    def _recover(self, replica: int, images: TaskImages, observer: Observer) -> None:
+    def _recover(self, replica: int, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
         """Put a diverged replica back to its snapshot with half the learning rate, or give it up."""
-        goes_on = self._control.diverged(replica)
-        for name, tensor in self._snapshot().items():
-            tensor[replica] = self._best[name][replica]
-        self.engine.reset_optimiser(replica)
-        self.frozen[replica] = not goes_on
-        retry: int | str = int(self._control.retries[replica]) if goes_on else "frozen"
-        observer.event(divergence(images.index, self.epoch, replica, retry))
+        continues = progress.control.diverged(replica)
+        progress.put_back(self._snapshot(), replica)
+        progress.moments.forget(replica)
+        self.frozen[replica] = not continues
+        retry: int | str = int(progress.control.retries[replica]) if continues else "frozen"
+        observer.event(divergence(images.index, progress.epoch, replica, retry))
 
-    def _finish(self, images: TaskImages, observer: Observer) -> None:
-        """Restore the best snapshots and let the method remember what it wants to."""
-        control = self._control
-        for name, tensor in self._snapshot().items():
-            tensor.copy_(self._best[name])
+    def _finish(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
+        """Restore the best snapshots and let the methods remember what they want to."""
+        progress.put_back(self._snapshot())
         self.method.end_task(self.replicas, images)
-        self._forward(self.method.events(), observer)
-        self.sizes.append(self._own_images)
-        self.control = None
-        self.epoch = self.block = 0
-        observer.event(task_end(images.index, control))
+        _forward(self.method.events(), observer)
+        self.sizes.append(images.own_images)
+        self.progress = None
+        observer.event(task_end(images.index, progress.control))
 
     # --- across restarts ----------------------------------------------------------------------------------------
 
-    def _model_tensors(self, *, copy: bool = True) -> dict[str, Tensor]:
-        return {name: tensor.clone() if copy else tensor for name, tensor in self.replicas.tensors().items()}
-
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return everything needed to go on: tensors, and what JSON can hold."""
-        tensors = prefixed("memory", self.method.memory()) | prefixed("model", self._model_tensors(copy=False))
+        """Return everything needed to continue: tensors, and what JSON can hold."""
+        if self._saved is not None:  # loaded, and not yet continued
+            return self._saved
+        tensors = prefixed("memory", self.method.memory()) | prefixed("model", self.replicas.tensors())
         record: dict[str, Any] = {
             "sizes": self.sizes,
             "frozen": self.frozen.tolist(),
             "task_steps": self.task_steps,
-            "in_task": self.control is not None,
+            "in_task": self.progress is not None,
         }
-        if self.control is not None:
-            engine = self.engine
-            tensors |= prefixed("start", self._start) | prefixed("best", self._best)
-            tensors |= prefixed("first", engine.first) | prefixed("second", engine.second)
-            tensors |= prefixed("totals", engine.totals) | {"steps": engine.steps}
-            tensors |= prefixed("control", self.control.tensors())
+        if self.progress is not None:
+            tensors |= self.progress.tensors()
             if self.method.tracks:
-                tensors |= prefixed("state", self.method.state())
+                tensors |= prefixed("state", self.engine.state)
             record |= {"epoch": self.epoch, "block": self.block}
         return tensors, record
 
     def load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Take back what `state` returned; `learn` then goes on with the task it was in."""
+        """Take back what `state` returned; `learn` then continues the task it was in."""
         with refused():
             self._load_state(tensors, record)
         self._unfinished = ""
 
     def _load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        count = len(self.replicas)
         sizes, frozen, in_task = record["sizes"], record["frozen"], record["in_task"]
         check("sizes", sizes, all(whole(size) and size > 0 for size in sizes) and len(sizes) <= MOST_TASKS)
-        check("frozen", frozen, len(frozen) == count and all(isinstance(one, bool) for one in frozen))
+        check("frozen", frozen, len(frozen) == len(self.replicas) and all(isinstance(one, bool) for one in frozen))
         for name in ("task_steps", "epoch", "block") if in_task else ("task_steps",):
             check(name, record[name], whole(record[name]) and record[name] >= 0)
         self.sizes, self.frozen = list(sizes), np.array(frozen, dtype=bool)
         self.task_steps = record["task_steps"]
         self.method.see(len(self.sizes))
-        self._load_memory(group(tensors, "memory"))
+        self.method.load_memory(group(tensors, "memory"), self.replicas, len(self.sizes), self.spec.pixels)
         self.replicas.initialise()  # with the capacities of the tasks seen
-        self._load_model(group(tensors, "start" if in_task else "model"))
-        if in_task:
-            self.control = Control.from_tensors(group(tensors, "control"))
-            for name, values in self.control.tensors().items():
-                check(f"control/{name}", tuple(values.shape), values.shape == (count,))
-            self.epoch, self.block = record["epoch"], record["block"]
-            self._best = {name: tensor.to(self.device) for name, tensor in group(tensors, "best").items()}
-            self._resume = lambda: self._load_progress(tensors)
+        put(self.replicas.tensors(), group(tensors, "start" if in_task else "model"))
+        self.progress, self._saved = None, (tensors, record) if in_task else None
 
-    def _load_memory(self, memory: dict[str, Tensor]) -> None:
-        self.method.check_memory(memory, self.replicas, len(self.sizes), math.prod(self.shape))
-        self.method.load_memory({name: tensor.to(self.device) for name, tensor in memory.items()})
 
-    def _load_progress(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what a task had reached; called once the method has begun it anew from its starting point."""
-        engine = self.engine
-        with refused():
-            self._load_model(group(tensors, "model"))
-            put({"steps": engine.steps}, tensors)
-            put(engine.state if self.method.tracks else {}, group(tensors, "state"))
-            put(engine.first, group(tensors, "first"))
-            put(engine.second, group(tensors, "second"))
-            put({name: torch.empty_like(tensor) for name, tensor in self._snapshot().items()}, self._best)
-            totals = group(tensors, "totals")
-            put({name: torch.empty_like(self.engine.rate) for name in totals}, totals)
-            engine.totals = {name: tensor.to(self.device) for name, tensor in totals.items()}
-
-    def _load_model(self, saved: dict[str, Tensor]) -> None:
-        put(self._model_tensors(copy=False), saved)
+def _forward(events: list[Event], observer: Observer) -> None:
+    for event in events:
+        observer.event(event)
 
 
 def _to_host(train: dict[str, Tensor], valid: dict[str, Tensor]) -> dict[str, dict[str, Array]]:
     """Bring all loss terms to the host in one transfer."""
     flat = torch.stack([*train.values(), *valid.values()]).double().cpu().numpy()
-    return {
-        "train": dict(zip(train, flat, strict=False)),
-        "valid": dict(zip(valid, flat[len(train) :], strict=True)),
-    }
+    return {"train": dict(zip(train, flat, strict=False)), "valid": dict(zip(valid, flat[len(train) :], strict=True))}

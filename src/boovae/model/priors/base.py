@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from boovae.model.distributions import DiagonalNormal
+from boovae.model.distributions import DiagonalNormal, StandardNormal
 
 Encoder = Callable[[Tensor], DiagonalNormal]
 
@@ -21,6 +21,16 @@ class Density(Protocol):
 
     def sample(self, uniform: Tensor, normal: Tensor) -> Tensor:
         """Return latents (n, L) from uniform (n,) and standard normal (n, L) random numbers."""
+
+
+def kl(posterior: DiagonalNormal, z: Tensor, density: Density) -> Tensor:
+    """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one.
+
+    At several samples z (S, B, L) it is that of each, (S, B).
+    """
+    if isinstance(density, StandardNormal) and z.dim() == posterior.mean.dim():
+        return posterior.kl_to_standard()
+    return posterior.log_prob(z) - density.log_prob(z)
 
 
 class Prior(nn.Module, ABC):
@@ -47,9 +57,10 @@ class Prior(nn.Module, ABC):
         whole = self.forward(encoder).log_prob(z)
         return whole, whole
 
-    def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
-        """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one.
+    def for_training(self, encoder: Encoder, *, old: bool = False) -> tuple[Density, DiagonalNormal | None]:
+        """Return the density that scores images of the task in training, and, if wanted, `old`.
 
-        At several samples z (S, B, L) it is that of each, (S, B).
+        This is what the encoder makes of finished tasks' pseudo-inputs now (C, L), None where there are none. Each
+        pseudo-input passes the encoder once.
         """
-        return posterior.log_prob(z) - self.forward(encoder).log_prob(z)
+        return self.forward(encoder), None

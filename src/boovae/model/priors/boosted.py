@@ -75,7 +75,7 @@ class TaskMixture(Prior):
         return DiagonalNormal(self.mean[: self.rows], self.log_variance[: self.rows])
 
     def stored(self, encoder: Encoder) -> DiagonalNormal:
-        """Return the Gaussians of finished tasks, (T, K, L), as they are or encoded anew."""
+        """Return the Gaussians of finished tasks, (T, K, L), as they are or encoded again."""
         return encoder(self.pseudo_inputs[: self.rows]) if self.reencode else self.gaussians
 
     def encoded(self, encoder: Encoder) -> DiagonalNormal:
@@ -86,11 +86,15 @@ class TaskMixture(Prior):
         """Return which latents the means of components stand for: themselves, unless there is a flow."""
         return mean
 
+    def inward(self, z: Tensor) -> Tensor:
+        """Return where components would have to lie to stand for latents z: there, unless there is a flow."""
+        return z
+
     def before(self, encoder: Encoder) -> Density:
         """Return the mixture of all finished tasks."""
         return self._mixture(torch.log_softmax(self.log_masses[: self.rows], 0), self.stored(encoder))
 
-    def kept(self) -> DiagonalMixture:
+    def stored_mixture(self) -> DiagonalMixture:
         """Return the mixture of all finished tasks as it was stored."""
         return self._mixture(torch.log_softmax(self.log_masses[: self.rows], 0), self.gaussians)
 
@@ -126,13 +130,18 @@ class TaskMixture(Prior):
         log_weights = log_masses.unsqueeze(1) + self.log_weights[: self.rows]
         return DiagonalMixture(log_weights.flatten(), parts.mean.flatten(0, 1), parts.log_variance.flatten(0, 1))
 
-    def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
-        """Return log q(z | x) − log r(z), under the task's own components while it is learned (unless `elbo` is full).
+    @property
+    def scores_current(self) -> bool:
+        """Whether images are scored by the components of their own task alone.
 
         The mass of the task is then a constant; with the whole mixture, new images settle on old components.
         """
-        density = self.current(encoder) if self.live and self.elbo == "current" else self.forward(encoder)
-        return posterior.log_prob(z) - density.log_prob(z)
+        return self.live and self.elbo == "current"
+
+    def for_training(self, encoder: Encoder, *, old: bool = False) -> tuple[Density, DiagonalNormal | None]:
+        """Return the task's own mixture (unless `elbo` is full), and how the encoder sees old pseudo-inputs now."""
+        density = self.current(encoder) if self.scores_current else self.forward(encoder)
+        return density, self.encoded(encoder) if old else None
 
 
 class BoostedPrior(TaskMixture):
@@ -143,33 +152,26 @@ class BoostedPrior(TaskMixture):
     def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, **options: Any) -> None:
         super().__init__(tasks, components, pixels, latent_dim, **options)
         self.register_buffer("live_inputs", torch.zeros(components, pixels))
-        #: Whether `encoded` will be asked for right after `kl`.
-        self.holds = False
-        self._encoded: DiagonalNormal | None = None
+
+    def component(self, encoder: Encoder, inputs: Tensor) -> DiagonalNormal:
+        """Return the components that pseudo-inputs (K, D) stand for."""
+        return encoder(inputs)
 
     def current(self, encoder: Encoder) -> DiagonalMixture:
         """Return the mixture of the encodings of the live pseudo-inputs, as the encoder sees them now."""
-        return DiagonalMixture(self.live_log_weights, *encoder(self.live_inputs))
+        return DiagonalMixture(self.live_log_weights, *self.component(encoder, self.live_inputs))
 
-    def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
-        """Return log q(z | x) − log r(z); see `TaskMixture`.
+    def for_training(self, encoder: Encoder, *, old: bool = False) -> tuple[Density, DiagonalNormal | None]:
+        """Return the task's own mixture (unless `elbo` is full), and how the encoder sees old pseudo-inputs now.
 
-        Pseudo-inputs of finished tasks, if they are asked for next, pass the encoder together with the live ones: on a
-        GPU small products cost by their number.
+        They pass the encoder together with the live ones: on a GPU small products cost by their number.
         """
-        if not (self.holds and self.live and self.elbo == "current"):
-            return super().kl(posterior, z, encoder)
+        if not (old and self.scores_current):
+            return super().for_training(encoder, old=old)
         count = len(self.live_inputs)
         both = encoder(torch.cat([self.live_inputs, self.pseudo_inputs[: self.rows].flatten(0, 1)]))
-        live, self._encoded = (
-            DiagonalNormal(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None))
-        )
-        return posterior.log_prob(z) - DiagonalMixture(self.live_log_weights, *live).log_prob(z)
-
-    def encoded(self, encoder: Encoder) -> DiagonalNormal:
-        """Return what the encoder makes of the pseudo-inputs of finished tasks now, (T K, L)."""
-        held, self._encoded = self._encoded, None
-        return super().encoded(encoder) if held is None else held
+        live, stored = (DiagonalNormal(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None)))
+        return DiagonalMixture(self.live_log_weights, *live), stored
 
 
 class FreeMixture(TaskMixture):

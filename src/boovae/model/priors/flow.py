@@ -12,12 +12,13 @@ replicas nor a CUDA graph can take.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model.distributions import DiagonalNormal
 from boovae.model.priors.base import Density, Encoder
 from boovae.model.priors.boosted import BoostedPrior
 
@@ -118,27 +119,24 @@ class FlowPrior(BoostedPrior):
         with torch.random.fork_rng(devices=[]):  # the networks start as they do without a flow
             self.flow = Flow(latent_dim, layers, width)
 
-    def inward(self, encoder: Encoder) -> Encoder:
-        """Return what turns a pseudo-input into its component in v-space."""
+    def component(self, encoder: Encoder, inputs: Tensor) -> DiagonalNormal:
+        """Return the components that pseudo-inputs stand for, in v-space."""
+        mean, log_variance = encoder(inputs)
+        return DiagonalNormal(self.inward(mean), log_variance)
 
-        def component(x: Tensor) -> DiagonalNormal:
-            mean, log_variance = encoder(x)
-            return DiagonalNormal(self.flow.inverse(mean)[0], log_variance)
-
-        return component
+    def inward(self, z: Tensor) -> Tensor:
+        """Return where places of z-space lie in v-space."""
+        v: Tensor = self.flow.inverse(z)[0]
+        return v
 
     def outward(self, mean: Tensor) -> Tensor:
         """Return where places of v-space lie in z-space."""
         z: Tensor = self.flow(mean)[0]
         return z
 
-    def current(self, encoder: Encoder) -> DiagonalMixture:
-        """Return the mixture of the task in training, in v-space."""
-        return super().current(self.inward(encoder))
-
     def stored(self, encoder: Encoder) -> DiagonalNormal:
         """Return the Gaussians of finished tasks, in v-space."""
-        return super().stored(self.inward(encoder))
+        return super().stored(functools.partial(self.component, encoder))
 
     def base_before(self, encoder: Encoder) -> Density:
         """Return the mixture of all finished tasks, in v-space."""
@@ -158,8 +156,6 @@ class FlowPrior(BoostedPrior):
         whole, own = super().log_probs(encoder, v, tasks)
         return whole + log_det, own + log_det
 
-    def kl(self, posterior: DiagonalNormal, z: Tensor, encoder: Encoder) -> Tensor:
-        """Return log q(z | x) − log π(z); see `TaskMixture.kl` for which components count."""
-        if not (self.live and self.elbo == "current"):
-            return posterior.log_prob(z) - self.forward(encoder).log_prob(z)
-        return posterior.log_prob(z) - Pushed(self.current(encoder), self.flow).log_prob(z)
+    def for_training(self, encoder: Encoder, *, old: bool = False) -> tuple[Density, DiagonalNormal | None]:
+        """Return the prior with the task's own components alone (unless `elbo` is full); no penalty is for old ones."""
+        return (Pushed(self.current(encoder), self.flow) if self.scores_current else self.forward(encoder)), None

@@ -25,7 +25,7 @@ class VampPrior(Prior):
         super().__init__()
         self.components = components
         self.low, self.high = pixel_range
-        # Equal pseudo-inputs would have equal gradients and stay one component for ever.
+        # Equal pseudo-inputs would have equal gradients and stay one component forever.
         with torch.random.fork_rng(devices=[]):  # the networks start as they do with another prior
             self.logits = nn.Parameter(START_DEVIATION * torch.randn(components, pixels))
 

@@ -1,0 +1,57 @@
+"""The page of a bench: tables beside the paper's, curves, panels and samples in one self-contained HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from boovae.report.frame import environment, own_file
+from boovae.report.series import COLOURS
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a chapter; links to it end with `name` and say `short`, and `how` says how to read it.
+
+    It has a `Table` of the paper, a `Grid` of texts or pictures, or charts; a `folded` one is opened by the reader.
+    """
+
+    kind: Literal["table", "grid", "charts", "pictures"]
+    name: str
+    short: str
+    title: str
+    how: str
+    content: Any
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What the page says of a dataset; its links begin with `name`."""
+
+    name: str
+    title: str
+    legend: Sequence[str]
+    sections: Sequence[Section]
+    made_with: Mapping[str, str]
+
+    @property
+    def swatches(self) -> list[tuple[str, int, bool]]:
+        """Label, colour, and whether its line is dashed."""
+        return [(label, index % COLOURS, index >= COLOURS) for index, label in enumerate(self.legend)]
+
+
+def render(
+    title: str,
+    chapters: Sequence[Chapter],
+    findings: Mapping[str, str],
+    closing: Section | None,
+    missing: Sequence[str],
+) -> bytes:
+    """Return the page; sections without content are left out."""
+    template, style = environment().get_template("bench/webpage.html"), own_file("style.css")
+    page = template.render(
+        title=title, style=style, chapters=chapters, findings=findings, closing=closing, missing=missing
+    )
+    return page.encode("utf-8", errors="replace")

@@ -1,0 +1,84 @@
+"""Data in batches, which may be larger than memory: what counts as batches, and how they become one array.
+
+Batches that would not fit into memory together go to a file without a name, which a task reads like an array and which
+is gone with it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from boovae.data.scaling import Rows
+from boovae.errors import InputError
+
+
+def check_kind(data: object) -> None:
+    """Refuse what cannot be images, and say what can."""
+    none = data is None or isinstance(data, (str, bytes, PathLike, Mapping))
+    if none and not hasattr(data, "ndim"):  # SciPy has a sparse matrix that is a dictionary
+        raise InputError(
+            f"X is a {type(data).__name__}; hand in an array or tensor (n, features), (n, height, width) or "
+            "(n, height, width, colours), or an iterable of such batches"
+        )
+
+
+@contextmanager
+def hint_at_batches(data: object) -> Iterator[None]:
+    """Add to the error of a list that cannot be read as an array how it would be read as batches."""
+    try:
+        yield
+    except InputError as error:
+        if isinstance(data, (list, tuple)):
+            raise InputError(f"{error.text}; a list is one array, a list of batches is iter(X)") from error
+        raise
+
+
+def is_batches(data: object) -> TypeGuard[Iterable[Any]]:
+    """Whether data are an iterable of batches; lists are arrays, as everywhere in scikit-learn."""
+    arrays = (np.ndarray, Tensor, Sequence, Mapping, str, bytes)
+    like_arrays = ("__array__", "__array_interface__", "__dataframe__", "shape")
+    return isinstance(data, Iterable) and not (isinstance(data, arrays) or any(hasattr(data, n) for n in like_arrays))
+
+
+def concatenated(function: Callable[[Any], NDArray[Any]], batches: Iterable[Any]) -> NDArray[Any]:
+    """Return the results of a function for the images of each batch, as one array."""
+    parts = [function(images_of_batch(batch)) for batch in batches]
+    if not parts:
+        raise InputError("X has no batches; a generator can be read once: make a new one for every call")
+    return np.concatenate(parts)
+
+
+def images_of_batch(batch: Any) -> Any:
+    """Return the images of a batch (images, labels), as data loaders make them, or the batch itself.
+
+    More than two arrays of one shape are not images with labels but a list of pictures.
+    """
+    if not isinstance(batch, (tuple, list)) or not batch or getattr(batch[0], "ndim", 0) < 2:
+        return batch
+    pictures = len(batch) > 2 and all(getattr(part, "shape", None) == batch[0].shape for part in batch)
+    return batch if pictures else batch[0]
+
+
+def spooled(batches: Iterable[Rows]) -> Rows:
+    """Write batches (n, D) to a file without a name, and return it as one array that is read from disk as needed.
+
+    The file lies in the folder for temporary files (TMPDIR), and is gone with the array, however the process ends.
+    """
+    with tempfile.TemporaryFile() as file:
+        count, head = 0, None
+        for batch in batches:
+            head = batch[:0] if head is None else head
+            np.ascontiguousarray(batch, dtype=head.dtype).tofile(file)
+            count += len(batch)
+        if head is None or not count:
+            raise InputError("X has no batches: hand in at least one")
+        file.flush()
+        return np.memmap(file, dtype=head.dtype, mode="r+", shape=(count, head.shape[1]))

@@ -1,0 +1,92 @@
+"""Adam on a few tensors of all replicas at once, without touching the networks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.utils import _pytree as pytree
+
+from boovae.replicas.adam import adam_step
+from boovae.replicas.engine import capture
+from boovae.replicas.stacked import replica_of, side_by_side
+
+
+class Descent:
+    """Minimises a loss of a few tensors, for all replicas at once.
+
+    `loss(learned, arguments, noise)` is written for one replica. `learned[0]` stays in `box`. Replicas are one batched
+    computation or, if not `stacked`, one after another, on a GPU side by side. There one step is recorded as a CUDA
+    graph and replayed; calls with the same shapes share it.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[list[Tensor], Any, Tensor], Tensor],
+        box: tuple[float, float] | None,
+        *,
+        stacked: bool = True,
+    ) -> None:
+        self.loss, self.box, self.stacked = loss, box, stacked
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._state: list[Tensor] = []
+
+    @torch.no_grad()
+    def __call__(
+        self, start: list[Tensor], arguments: Any, *, steps: int, rate: float, noise: Tensor | None = None
+    ) -> list[Tensor]:
+        """Return where `steps` steps lead from `start` (R, ...); `arguments` (R, ...), `noise` (R, steps, ...)."""
+        if steps == 0:  # nothing to record on a GPU either: there may be no noise
+            return [tensor.clone() for tensor in start]
+        replicas, device = len(start[0]), start[0].device
+        if noise is None:
+            noise = torch.zeros(replicas, steps, device=device)
+        moments = [torch.zeros_like(tensor) for tensor in start * 2]
+        fresh = [*(tensor.clone() for tensor in start), *moments, torch.zeros(replicas, device=device)]
+        fresh += [torch.full((replicas,), rate, device=device), torch.zeros(1, dtype=torch.long, device=device), noise]
+        leaves, self._structure = pytree.tree_flatten(arguments)
+        self._load(fresh + leaves, learned=len(start))
+        for _ in range(steps):
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self._step()
+        return [tensor.clone() for tensor in self._state[: len(start)]]
+
+    def _load(self, fresh: list[Tensor], learned: int) -> None:
+        """Put the tensors of a call where the step reads them; record the step if it has not seen such shapes."""
+        self._learned = learned
+        if not fresh[0].is_cuda:
+            self._state = fresh
+            return
+        if [tensor.shape for tensor in fresh] != [tensor.shape for tensor in self._state]:
+            self._state = [tensor.clone() for tensor in fresh]
+            self._graph = capture(self._step)
+        for tensor, value in zip(self._state, fresh, strict=True):
+            tensor.copy_(value)
+
+    def _step(self) -> None:
+        count = self._learned
+        learned, first, second = (self._state[part * count : (part + 1) * count] for part in range(3))
+        steps, rate, position, noise, *leaves = self._state[3 * count :]
+        arguments = pytree.tree_unflatten(leaves, self._structure)
+        now = noise.index_select(1, position % noise.shape[1]).squeeze(1)
+        gradients = self._gradients((learned, arguments, now))
+        steps.add_(1)
+        position.add_(1)
+        adam_step(learned, gradients, first, second, rate, steps)
+        if self.box is not None:
+            learned[0].clamp_(*self.box)
+
+    def _gradients(self, everything: tuple[Any, ...]) -> list[Tensor]:
+        """Return the gradients of what is learned, (R, ...) each."""
+        gradients_of: Callable[..., list[Tensor]] = grad(self.loss)
+        if self.stacked:
+            return vmap(gradients_of)(*everything)
+        ones = [functools.partial(gradients_of, *replica_of(everything, r)) for r in range(len(everything[0][0]))]
+        rows = side_by_side(everything[0][0].device, ones)
+        return [torch.stack(column) for column in zip(*rows, strict=True)]

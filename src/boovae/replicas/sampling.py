@@ -1,0 +1,27 @@
+"""Images from the priors of many replicas."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from boovae.model.vae import VAE
+from boovae.replicas.stacked import Replicas
+
+#: Pixels that are drawn at once.
+SAMPLE_PIXELS = 10_000 * 784
+
+
+def drawn_images(replicas: Replicas, noise: dict[str, Tensor], pixels: int, task: int | None = None) -> Tensor:
+    """Return mean images (R, n, D) of latents from the prior, or from a task's part of it, in chunks.
+
+    `noise` holds `uniform` (R, n) and `normal` (R, n, L).
+    """
+
+    def drawn(model: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
+        return model.images(model.prior(model.posterior, task).sample(uniform, normal))
+
+    # What a network computes on its way to an image takes far more room than the image.
+    chunk = max(1, SAMPLE_PIXELS // pixels)
+    chunks = zip(*(noise[name].split(chunk, dim=1) for name in ("uniform", "normal")), strict=True)
+    return torch.cat([replicas.map(drawn, *chunk) for chunk in chunks], dim=1)
