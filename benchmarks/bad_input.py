@@ -26,7 +26,7 @@ from boovae.data import ImageSpec, Stream, load_stream, read_idx, write_idx
 from boovae.errors import BoovaeError, as_flag
 from boovae.methods import from_mapping, resolve
 from boovae.replicas.devices import choose_device
-from boovae.runs.folder import Run
+from boovae.runs.run import Run
 from boovae.runs.train import load_trainer, train
 from boovae.training.trainer import Trainer
 

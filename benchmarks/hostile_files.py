@@ -33,14 +33,14 @@ from boovae.config import Settings
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError
 from boovae.methods import resolve
-from boovae.metrics.evaluation import generate
-from boovae.report import write_csv, write_report
 from boovae.runs.extend import extend
-from boovae.runs.folder import Run
+from boovae.runs.run import Run
 from boovae.runs.train import load_trainer, train
 from boovae.training import checkpoint
 from boovae.training.checkpoint import _checksum
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
+from run_folders import write_csv, write_report
 
 #: Seconds one file may take, and bytes of memory beyond what the process has.
 TIME_LIMIT, MEMORY_LIMIT = 60, 3 << 30
@@ -263,7 +263,7 @@ def _in_second_task(run: Run, trainer: Trainer) -> bool:
 
 
 def _in_evaluation(run: Run, trainer: Trainer) -> bool:
-    return trainer.tasks_done == 2 and bool(run.tallies)
+    return trainer.tasks_done == 2 and bool(run.partial_sums)
 
 
 READ = (".toml", ".json", ".jsonl", ".safetensors", ".png")

@@ -98,7 +98,7 @@ def _evaluation(number: int, stop: Stop) -> None:
 
 
 def _task_end(number: int, stop: Stop) -> None:
-    _counted("boovae.runs.folder", "Run.checkpoint", number, stop)
+    _counted("boovae.runs.run", "Run.checkpoint", number, stop)
 
 
 def _rename(number: int, stop: Stop) -> None:

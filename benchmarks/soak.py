@@ -28,8 +28,8 @@ import torch
 
 from boovae.data import Stream, Task, load_stream
 from boovae.methods import resolve
-from boovae.runs.folder import Run
 from boovae.runs.progress import Silent
+from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training.trainer import Trainer
 

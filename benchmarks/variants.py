@@ -24,15 +24,15 @@ from boovae.config import Settings
 from boovae.data import Stream
 from boovae.errors import InputError, as_flag
 from boovae.methods import make_method, resolve
-from boovae.metrics.evaluation import generate
 from boovae.metrics.features import check_names
-from boovae.metrics.judges import judge
+from boovae.metrics.measure import sample_networks
 from boovae.metrics.reference import Reference
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import load_data
 from boovae.runs.progress import Lines
 from boovae.runs.train import planned_tasks, trainer_for
 from boovae.runs.tune import learn_and_score
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
 
 
@@ -97,7 +97,7 @@ def score(settings: Settings, options: argparse.Namespace) -> tuple[list[list[fl
     parts = [task.valid.images[: options.images] for task in planned]
     metrics = ["frechet"] if options.features else []
     # Before anything is trained: a network that is missing is named now.
-    references = judge(planned, trainer, metrics, Lines().note, options.features).references
+    references = sample_networks(planned, trainer, metrics, Lines().note, options.features).references
     scores = learn_and_score(trainer, planned, parts, options.samples, Lines())
     return [nll.mean(1).tolist() for nll in scores], distances_of(trainer, planned, references)
 

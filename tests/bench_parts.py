@@ -12,6 +12,7 @@ from boovae.bench.request import FORMAT, Request
 from boovae.bench.results import Summary
 from boovae.bench.worker import Answer, Job, make_job, work
 from boovae.methods import resolve
+from boovae.metrics.evaluation import read_evaluation
 from conftest import TINY
 
 GIVEN = {name: value for name, value in TINY.items() if name not in ("method", "tasks")}
@@ -57,6 +58,17 @@ def request(folder: Path, **changes: Any) -> Request:
 
 def made_up(cell: Cell, nll: Callable[[int, int], float], shares: Callable[[int], list[float]]) -> Summary:
     """Return the summary of a cell: `nll(seen, seed)` and the `shares(seen)` of the classes are given."""
+    return typed(made_up_record(cell, nll, shares))
+
+
+def typed(record: Summary) -> Summary:
+    """Return a record as `read_summary` does, its evaluations typed."""
+    evaluations = [read_evaluation(each, "made up", len(record["seeds"])) for each in record["evaluations"]]
+    return record | {"evaluations": evaluations}
+
+
+def made_up_record(cell: Cell, nll: Callable[[int, int], float], shares: Callable[[int], list[float]]) -> Summary:
+    """Return the same as JSON has it."""
     settings = cell.settings
     counts = range(1, (settings.data.tasks or 1) + 1)
     return {

@@ -18,7 +18,7 @@ from boovae.data import Stream, Task, load_stream
 from boovae.methods import resolve
 from boovae.model.distributions import DiagonalMixture
 from boovae.replicas import stacked as replicas_module
-from boovae.runs.folder import Run
+from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training import checkpoint
 from boovae.training.events import Event, Interrupted

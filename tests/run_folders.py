@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boovae.cli.commands import write_page
 from boovae.data import Stream
+from boovae.report import write_csv as csv_of_record
+from boovae.runs.record import read_record
 from boovae.training.checkpoint import load_checkpoint
 from boovae.training.events import Event
 
@@ -21,6 +25,16 @@ def events(folder: Path, *kinds: str) -> list[Event]:
     """Return the log, all of it or some kinds of events."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [event for event in lines if not kinds or event["event"] in kinds]
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page about run folders as `boovae report` does; of one run into its folder."""
+    return write_page([read_record(folder) for folder in folders], folders, out)
+
+
+def write_csv(folder: Path, out: Path) -> Path:
+    """Write the numbers of a run folder."""
+    return csv_of_record(read_record(folder), out)
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:

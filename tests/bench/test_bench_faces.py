@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench_parts import made_up, request
+from bench_parts import request
 from boovae.bench.cells import Cell, plan
 from boovae.bench.figures import component_pictures, laid_out, learned
 from boovae.bench.paper import Paper
@@ -23,6 +23,7 @@ from boovae.bench.request import Request
 from boovae.bench.results import Measured
 from boovae.cli.main import main
 from boovae.methods.coreset import CoresetSettings
+from boovae.metrics.evaluation import evaluation_event
 from boovae.runs.data import load_data
 from faces import four_colours, write_celeba
 
@@ -35,14 +36,14 @@ def faces(folder: Path, **changes: Any) -> Request:
 
 def with_distances(cell: Cell, distance: float) -> Measured:
     """Return a finished cell whose distance grows by one with every task, on both features."""
-    summary = made_up(cell, lambda seen, seed: 1.0, lambda seen: [1 / seen] * seen)
+    summary = made_up_record(cell, lambda seen, seed: 1.0, lambda seen: [1 / seen] * seen)
     for event in summary["evaluations"]:
         seen = event["seen"] * cell.settings.data.classes_per_task
         values = {"frechet": [distance + seen, distance + seen]}
         sets = {"efficientnet-lite0": values, "classifier": values}
         event["frechet"] = {"pooled": values["frechet"], "features": "efficientnet-lite0", "sets": sets}
     found = Measured("celeba")
-    found.add(cell, summary)
+    found.add(cell, typed(summary))
     return found
 
 
@@ -115,7 +116,8 @@ def test_cells_on_other_features_are_not_mixed_in(tmp_path: Path, capsys: pytest
     (cell,) = plan(["celeba"], ["boo"], {"replicas": 2, "seed": 0}, 4)
     (tmp_path / "cells").mkdir()
     ((_, summary),) = with_distances(cell, 1.0).cells
-    (tmp_path / "cells" / f"{cell.name}.json").write_text(json.dumps(summary))
+    raw = [evaluation_event(each) for each in summary["evaluations"]]
+    (tmp_path / "cells" / f"{cell.name}.json").write_text(json.dumps(summary | {"evaluations": raw}))
     words = ["bench", "paper", "--datasets", "celeba", "--methods", "boo", "--replicas", "2", "--only-tables"]
     words += ["--out", str(tmp_path / "cells"), "--results", str(tmp_path / "results")]
     main(words)

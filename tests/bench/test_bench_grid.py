@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench_parts import GIVEN, made_up, request
+from bench_parts import GIVEN, request
 from boovae.bench import request as request_module
 from boovae.bench import studies as bench
 from boovae.bench.cells import Cell, Variant, plan
@@ -31,7 +31,7 @@ from boovae.runs.data import load_data
 
 
 def finished(cell: Cell) -> Summary:
-    return made_up(cell, lambda seen, seed: 90.0, lambda seen: [1 / seen] * seen)
+    return made_up_record(cell, lambda seen, seed: 90.0, lambda seen: [1 / seen] * seen)
 
 
 def test_a_folder_is_named_by_what_decides_its_numbers() -> None:
@@ -276,7 +276,7 @@ def test_a_summary_of_other_settings_is_not_taken(tmp_path: Path) -> None:
         ({"evaluations.1.diversity.proportions": [[1.0]]}, "'diversity.proportions' has shape"),
         ({"seeds": [0]}, "'seeds' is"),
         ({"tasks": []}, "'tasks' has 0 names of 2"),
-        ({"seconds": None}, "'seconds.train' must be a number"),
+        ({"seconds": None}, "'seconds' must be an object"),
         ({"environment.commit": None}, "'environment.commit' must be a text"),
         ({"samples": ["zzz"]}, "'samples' and 'components' must be pictures"),
         ({"components": {"a": 3}}, "'samples' and 'components' must be pictures"),

@@ -76,6 +76,6 @@ def test_all_cells_finish_and_none_counts_twice_although_a_machine_dies(tmp_path
     for cell in cells:
         summary = read_summary(tmp_path, cell)
         assert summary is not None
-        assert [event["seen"] for event in summary["evaluations"]] == [1, 2]
+        assert [event.seen for event in summary["evaluations"]] == [1, 2]
         measured.add(cell, summary)
     assert measured.labels == ["standard", "ewc", "boo"]

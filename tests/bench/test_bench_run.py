@@ -30,6 +30,7 @@ from boovae.bench.scheduler import Board, Matrix
 from boovae.bench.worker import Answer, Job, lock_of, work
 from boovae.cli.main import main
 from boovae.errors import RunError
+from boovae.metrics.evaluation import evaluation_event
 from conftest import with_kills
 
 METHODS = ("standard", "ewc")
@@ -59,7 +60,7 @@ def failing(label: str, answer: Answer, times: int = 10) -> Inline:
 
 def numbers(folder: Path, planned: list[Cell]) -> list[object]:
     summaries = [read_summary(folder, cell) for cell in planned]
-    return [summary and summary["evaluations"] for summary in summaries]
+    return [summary and [evaluation_event(each) for each in summary["evaluations"]] for summary in summaries]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_no_space_left_stops_the_bench_with_finished_cells_intact(
 
     def fill(job: Job) -> None:
         if job["label"] == "ewc":
-            monkeypatch.setattr("boovae.runs.folder.save_checkpoint", full)
+            monkeypatch.setattr("boovae.runs.run.save_checkpoint", full)
 
     executor = Inline(fill)
     with pytest.raises(RunError, match=r"No space left.*finished cells.*are intact"):

@@ -20,12 +20,12 @@ from boovae.cli.main import main
 from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import TaskImages, resolve
-from boovae.metrics.evaluation import generate
 from boovae.model.normalisation import BatchNorm, learning
 from boovae.model.vae import VAE
 from boovae.replicas.engine import Engine
 from boovae.replicas.step import Step
 from boovae.runs.train import load_trainer, train
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
 from conftest import Recorder, tiny, train_with_kills
 from faces import four_colours, write_celeba

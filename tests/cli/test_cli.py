@@ -30,9 +30,9 @@ from boovae.config import CORE, CORE_NAMES
 from boovae.errors import InputError, as_flag
 from boovae.methods import REGISTRY, resolve
 from boovae.replicas.devices import choose_device
-from boovae.report.plots import plotly_script
-from boovae.report.read import read_run
+from boovae.report.charts import plotly_script
 from boovae.runs.progress import Live
+from boovae.runs.record import read_record
 from boovae.training.checkpoint import load_checkpoint
 from run_folders import events
 
@@ -234,7 +234,7 @@ def test_a_run_folder_holds_everything(run: Path) -> None:
     last = logged[-1]
     assert len(last["nll"]["per_task"]) == last["seen"] == 3
     assert len(last["diversity"]["proportions"][0]) == 3
-    assert {"epochs": "3", "binarize": "none", "dataset": "digits"}.items() <= read_run(run).config.items()
+    assert {"epochs": "3", "binarize": "none", "dataset": "digits"}.items() <= read_record(run).config.items()
     environment = json.loads((run / "environment.json").read_text())
     assert environment["command"].startswith("boovae train --tasks 3")
 
@@ -456,7 +456,7 @@ BAD = {
     "too many tasks": (["train", "--tasks", "11"], "--tasks is 11"),
     "unknown class": (["train", "--class-order", "3", "12"], "class_order"),
     "no such config": (["train", "--config", "nowhere.toml"], "nowhere.toml"),
-    "no run": (["eval", "nowhere"], "no run folder"),
+    "no run": (["eval", "nowhere"], "not a run folder"),
     "resume nothing": (["train", "--resume", "always", "--out", "nowhere"], "--resume always"),
     "no cuda": (["train", "--device", "cuda"], "--device"),
     "no device for this": (["train", "--device", "meta"], "--device meta is not supported"),
@@ -498,7 +498,7 @@ def test_other_settings_in_the_same_folder_are_refused(run: Path, capsys: pytest
 
 
 def test_a_folder_in_use_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from boovae.runs.folder import Run
+    from boovae.runs.run import Run
 
     with Run.open(run), pytest.raises(SystemExit):
         main(["train", "--tasks", "3", *FAST, "--out", str(run)])

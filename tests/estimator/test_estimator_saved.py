@@ -12,9 +12,9 @@ from sklearn.datasets import load_digits
 
 from boovae import BooVAE
 from boovae.errors import InputError
-from boovae.report import write_report
 from boovae.runs.extend import extend
 from quick_estimator import Array, grey, quick
+from run_folders import write_report
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,14 @@ def test_saving_replaces_nothing_but_a_saved_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="something else"):
         quick().fit(grey()).save(tmp_path)
     assert (tmp_path / "letter.txt").read_text() == "dear"
-    with pytest.raises(InputError, match="no run folder"):
+    with pytest.raises(InputError, match="not a run folder"):
         BooVAE.load(tmp_path / "nowhere")
 
 
 def test_a_run_of_the_command_line_loads_as_an_estimator(tmp_path: Path) -> None:
     from boovae.data import load_stream
-    from boovae.metrics.evaluation import generate
     from boovae.runs.train import load_trainer, train
+    from boovae.training.sampling import generate
     from conftest import tiny
 
     stream = load_stream("digits", limit=24)

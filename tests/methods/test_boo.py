@@ -15,7 +15,7 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.data import Stream, load_stream
 from boovae.methods import resolve
-from boovae.metrics.evaluation import evaluate
+from boovae.metrics.measure import evaluate
 from boovae.model.priors.boosted import EMPTY
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -192,14 +192,14 @@ def test_what_boo_remembers_is_a_handful_of_images_per_task(digits: Stream) -> N
 def test_the_dilution_is_what_a_task_has_lost_of_the_prior(masses: str) -> None:
     stream = Stream.from_tasks([torch.rand(count, 8, 8) for count in (40, 20, 10)])
     trainer = Trainer(tiny(method="boo", boo_masses=masses, samples=2, epochs=1), stream.spec)
-    history: list[dict[str, Any]] = []
+    history: list[Any] = []
     held = []
     for seen, task in enumerate(stream, start=1):
         trainer.learn(task, Recorder())
         history.append(evaluate(trainer, stream[:seen], None, history, metrics=("nll",)))
         held.append(trainer.replicas.buffers["prior.log_masses"][0, :seen])
     lost = [(held[task][task] - held[-1][task]).item() for task in range(3)]
-    assert history[-1]["forgetting"]["dilution"] == pytest.approx(lost, abs=1e-5)
+    assert history[-1].forgetting.dilution.tolist() == pytest.approx(lost, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -209,11 +209,11 @@ def test_boo_with_distillation_forgets_a_tenth_of_what_fine_tuning_forgets() -> 
     def forgotten(method: str) -> float:
         settings = resolve({"dataset": "digits", "method": method, "replicas": 2, "samples": 300})
         trainer = Trainer(settings.changed(tasks=4), stream.spec)
-        history: list[dict[str, object]] = []
+        history: list[Any] = []
         for seen, task in enumerate(stream, start=1):
             trainer.learn(task, Recorder())
             history.append(evaluate(trainer, stream[:seen], None, history, metrics=("nll",)))
-        change = history[-1]["forgetting"]["own"][:-1]  # type: ignore[index]
+        change = history[-1].forgetting.own[:-1]
         return sum(map(sum, change)) / (len(change) * 2)
 
     assert forgotten("boo+distill") < 0.1 * forgotten("standard")

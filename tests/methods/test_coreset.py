@@ -105,11 +105,11 @@ def test_a_task_with_fewer_images_keeps_all_of_them_and_says_so(digits: Stream) 
 
 def test_the_ledger_counts_images_and_bytes(digits: Stream) -> None:
     cost = ledger(trained(tiny(method="coreset", coreset_images=5, tasks=3), digits))
-    assert cost["images_stored"] == 15
-    assert cost["memory"] == {"counts": 3 * 8, "images": 15 * math.prod(digits.shape) * 4}
+    assert cost.images_stored == 15
+    assert cost.memory == {"counts": 3 * 8, "images": 15 * math.prod(digits.shape) * 4}
     combined = ledger(trained(tiny(method="standard+coreset", coreset_images=5, tasks=2), digits))
-    assert combined["images_stored"] == 10
-    assert set(combined["memory"]) == {"coreset.counts", "coreset.images"}
+    assert combined.images_stored == 10
+    assert set(combined.memory) == {"coreset.counts", "coreset.images"}
 
 
 # --- far from each other --------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import make_method
 from boovae.metrics.cost import ledger
-from boovae.metrics.evaluation import evaluate, generate
 from boovae.metrics.likelihood import log_likelihood
+from boovae.metrics.measure import evaluate
 from boovae.model.vae import VAE
 from boovae.runs.inspection import components
+from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
 from conftest import Recorder, tiny, trained
 
@@ -54,7 +55,7 @@ def test_a_new_task_begins_with_fresh_networks_of_its_own(digits: Stream) -> Non
 
 def test_an_image_is_scored_and_made_by_the_network_of_its_task(digits: Stream) -> None:
     trainer = Trainer(tiny(method="multihead"), digits.spec)
-    history: list[dict[str, Any]] = []
+    history: list[Any] = []
     for seen, task in enumerate(digits[:3], start=1):
         trainer.learn(task, Recorder())
         history.append(evaluate(trainer, digits[:seen], None, history, metrics=("nll",)))
@@ -62,11 +63,11 @@ def test_an_image_is_scored_and_made_by_the_network_of_its_task(digits: Stream) 
         images = digits[index].test.images
         view = trainer.method.view(trainer.replicas, index)
         alone = -log_likelihood(view, images, trainer.settings.evaluation.samples).log_prob.mean(1)
-        torch.testing.assert_close(torch.tensor(history[-1]["nll"]["per_task"][index]), alone, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(history[-1].nll.per_task[index]), alone.double(), rtol=1e-5, atol=1e-5)
     wrong = -log_likelihood(trainer.replicas, digits[0].test.images, trainer.settings.evaluation.samples).log_prob.mean(
         1
     )
-    assert not torch.allclose(torch.tensor(history[-1]["nll"]["per_task"][0]), wrong, atol=1e-2)
+    assert not torch.allclose(torch.tensor(history[-1].nll.per_task[0]), wrong.double(), atol=1e-2)
     everything, first = generate(trainer, 9), generate(trainer, 9, task=0)
     torch.testing.assert_close(everything[:, 0::3], first[:, 0::3])
     assert not torch.allclose(everything[:, 1::3], first[:, 1::3])
@@ -79,7 +80,7 @@ def test_the_frozen_networks_are_counted_as_memory(digits: Stream) -> None:
         trainer.learn(task, Recorder())
         sizes.append(sum(tensor.nbytes for tensor in trainer.method.memory().values()))
     assert sizes[1] == 2 * sizes[0] > 0
-    assert ledger(trainer)["memory"] == {"networks": sizes[1] // 2}  # per replica, all layers together
+    assert ledger(trainer).memory == {"networks": sizes[1] // 2}  # per replica, all layers together
 
 
 @pytest.mark.parametrize("method", ["multihead+distill", "replay+multihead", "joint+multihead"])

@@ -155,7 +155,7 @@ def test_the_cost_of_a_step_and_the_memory_do_not_grow(digits: Stream) -> None:
     shapes = {name: draw.shape for name, draw in trainer.draws(8, training=True).items()}
     trainer.learn(digits[2], Recorder())
     assert {name: draw.shape for name, draw in trainer.draws(8, training=True).items()} == shapes
-    assert ledger(trainer)["memory_bytes"] == ledger(trainer)["images_stored"] == 0
+    assert ledger(trainer).memory_bytes == ledger(trainer).images_stored == 0
 
 
 def test_the_term_is_the_weighted_elbo_of_the_generated_images(digits: Stream) -> None:

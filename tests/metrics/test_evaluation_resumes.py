@@ -17,9 +17,10 @@ import boovae.metrics.reference
 from boovae.data import Stream
 from boovae.errors import InputError, RunError
 from boovae.metrics import likelihood
-from boovae.metrics.evaluation import METRICS, log_likelihood_of_tasks
-from boovae.metrics.partial import Tally
-from boovae.runs.folder import Run
+from boovae.metrics.likelihood import log_likelihood_of_tasks
+from boovae.metrics.metric import USUAL
+from boovae.metrics.partial_sums import PartialSums
+from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training import checkpoint
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint
@@ -127,14 +128,14 @@ def test_killed_while_samples_are_compared_a_run_keeps_the_replicas_that_were(
     settings, killed = tiny(tasks=2), tmp_path / "killed"
     likelihoods = Counted(monkeypatch, likelihood, "_weigh")
     compared = Counted(monkeypatch, boovae.metrics.reference, "precision_recall")
-    whole = train(settings, digits, tmp_path / "whole", metrics=METRICS)
+    whole = train(settings, digits, tmp_path / "whole", metrics=USUAL)
     assert compared.done == 4  # two tasks, two replicas
     compared.then(3, die)
     with pytest.raises(Killed):
-        train(settings, digits, killed, metrics=METRICS)
+        train(settings, digits, killed, metrics=USUAL)
     likelihoods.then(-1, die)
     compared.then(-1, die)
-    train(settings, digits, killed, metrics=METRICS)
+    train(settings, digits, killed, metrics=USUAL)
     assert (likelihoods.done, compared.done) == (0, 1)
     assert difference(whole, killed) == ""
 
@@ -146,7 +147,7 @@ def test_a_step_that_would_end_too_late_is_not_waited_for(
     trainer, now, written = trained(tiny(tasks=1), digits), 1000.0, []
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with Run.open(finished()) as run:
-        monkeypatch.setattr("boovae.runs.folder.save_checkpoint", lambda *content: written.append(now))
+        monkeypatch.setattr("boovae.runs.run.save_checkpoint", lambda *content: written.append(now))
         for now in range(1000, 1100, 12):  # noqa: B007 - the clock
             run.block(trainer)
     assert written == [1024, 1048, 1072, 1096]
@@ -243,7 +244,7 @@ def test_a_damaged_evaluation_goes_on_from_the_checkpoint_before(
 def test_images_of_other_tasks_are_another_tally(digits: Stream) -> None:
     """As many images of other tasks: the tasks that are at hand may change before an evaluation goes on."""
     trainer, images = trained(tiny(method="boo", tasks=2), digits), digits[0].test.images[:4]
-    tallies: dict[str, Tally] = {}
+    tallies: dict[str, PartialSums] = {}
 
     def own(owners: list[int]) -> Tensor:
         return log_likelihood_of_tasks(trainer, images, torch.tensor(owners), 20, lambda share: None, tallies).own

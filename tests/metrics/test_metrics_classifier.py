@@ -70,7 +70,7 @@ def test_learns_images_and_flat_features_with_any_labels(shape: tuple[int, ...],
     net = trained_classifier(stream, device="cpu", cache_dir=tmp_path)
     images, labels = pooled_test(stream)
     assert net.classes == (1, 4, 9)
-    assert net.classify(images, classes=net.classes).tolist() == labels.tolist()
+    assert net.classify_features(net.features(images), classes=net.classes).tolist() == labels.tolist()
     assert net.accuracy == 1.0
 
 
@@ -353,7 +353,7 @@ def test_answers_have_the_shape_of_the_question(shape: tuple[int, ...]) -> None:
     size = int(np.prod(shape))
     assert net.logits(torch.rand(2, 3, size)).shape == (2, 3, 4)
     assert net.features(torch.rand(2, 3, size)).shape == (2, 3, 128)
-    assert net.classify(torch.rand(2, 3, size), classes=[0, 2]).shape == (2, 3)
+    assert net.classify_features(net.features(torch.rand(2, 3, size)), classes=[0, 2]).shape == (2, 3)
     assert net.logits(torch.rand(size)).shape == (4,)
     assert net.logits(torch.rand(0, size)).shape == (0, 4)
 
@@ -380,15 +380,15 @@ def test_labels_are_restricted_to_the_classes_seen() -> None:
     images = torch.rand(200, 64)
     logits = net.logits(images)
     expected = torch.where(logits[:, 0] >= logits[:, 2], 2, 7)
-    assert net.classify(images, classes=(7, 2)).tolist() == expected.tolist()
-    assert set(net.classify(images, classes=[5]).tolist()) == {5}
+    assert net.classify_features(net.features(images), classes=(7, 2)).tolist() == expected.tolist()
+    assert set(net.classify_features(net.features(images), classes=[5]).tolist()) == {5}
 
 
 def test_an_image_that_is_not_a_number_is_unclassified() -> None:
     net = Classifier((8, 8), classes=(0, 1))
     images = torch.rand(3, 64)
     images[1, 5] = torch.nan
-    labels = net.classify(images, classes=(0, 1)).tolist()
+    labels = net.classify_features(net.features(images), classes=(0, 1)).tolist()
     assert labels[1] == UNCLASSIFIED
     assert UNCLASSIFIED not in (labels[0], labels[2])
 
@@ -398,9 +398,9 @@ def test_unusable_arguments_are_named() -> None:
     with pytest.raises(InputError, match="the last axis must be 64"):
         net.logits(torch.rand(3, 8, 8))
     with pytest.raises(InputError, match=r"classes \[0, 3\].*\(0, 1\)"):
-        net.classify(torch.rand(3, 64), classes=[0, 3])
+        net.classify_features(net.features(torch.rand(3, 64)), classes=[0, 3])
     with pytest.raises(InputError, match="classes"):
-        net.classify(torch.rand(3, 64), classes=[])
+        net.classify_features(net.features(torch.rand(3, 64)), classes=[])
     with pytest.raises(InputError, match="shape"):
         Classifier((1, 3, 8, 8), classes=(0, 1))
     with pytest.raises(InputError, match="classes is empty"):
@@ -442,6 +442,6 @@ def test_training_repeats_on_a_gpu_and_the_cpu_agrees(tmp_path: Path) -> None:
     two = trained_classifier(stream, device="cuda", cache_dir=tmp_path / "2")
     assert one.digest == two.digest
     images, labels = pooled_test(stream)
-    assert one.classify(images, classes=one.classes).tolist() == labels.tolist()
+    assert one.classify_features(one.features(images), classes=one.classes).tolist() == labels.tolist()
     moved = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "1", progress=never)
     torch.testing.assert_close(moved.logits(images), one.logits(images).cpu(), rtol=1e-2, atol=1e-2)

@@ -16,7 +16,7 @@ from boovae.metrics import efficientnet, features
 from boovae.metrics.efficientnet import EfficientNetLite0, SameConv2d, folded
 from boovae.metrics.features import PictureFeatures, check_names, make_features
 from boovae.metrics.fidelity import kernel_distance
-from boovae.metrics.frechet import frechet_distance, joined, moments
+from boovae.metrics.frechet import frechet_distances, joined, moments
 from boovae.metrics.inception import Inception
 from boovae.metrics.reference import Reference
 
@@ -236,7 +236,7 @@ def test_scores_compare_samples_with_all_tasks_images(tmp_path: Path, monkeypatc
     train = network.features(torch.cat([one.train.images for one in tasks]))
     for row in range(2):
         for real, found in ((test, scores.frechet), (train, scores.frechet_train)):
-            wanted = frechet_distance(moments(real), moments(samples[row]))
+            (wanted,) = frechet_distances([moments(real)], moments(samples[row]))
             assert found[row].item() == pytest.approx(wanted.item(), rel=1e-9, abs=1e-12)
         assert scores.kid[row].item() == pytest.approx(kernel_distance(test, samples[row, :18]).item(), abs=1e-9)
     assert scores.precision.shape == scores.recall.shape == (2,)

@@ -7,7 +7,11 @@ from scipy import linalg
 from torch import Tensor
 
 from boovae.errors import InputError
-from boovae.metrics.frechet import Moments, frechet_distance, moments
+from boovae.metrics.frechet import Moments, frechet_distances, moments
+
+
+def frechet_distance(a: Moments, b: Moments) -> torch.Tensor:
+    return frechet_distances([a], b)[0]
 
 
 def features(n: int, size: int, seed: int, rank: int | None = None) -> Tensor:

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
 
+import boovae.report
 from boovae.errors import InputError
-from boovae.report import write_csv, write_report
 from made_up_run import Page, make_run
-from run_folders import events
+from run_folders import events, write_csv, write_report
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_wrong_shapes_name_the_line_and_the_key(tmp_path: Path, change: dict[str
 
 def test_missing_things_are_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no run given"):
-        write_report([])
+        boovae.report.write_report([], tmp_path / "page.html")
     with pytest.raises(InputError, match="nowhere is not a folder: give a run folder"):
         write_report([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()

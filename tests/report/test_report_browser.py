@@ -11,9 +11,9 @@ import pytest
 from test_report_charts import LATENTS
 from test_report_components import add_components
 
-from boovae.report import write_report
 from conftest import watched
 from made_up_run import make_run
+from run_folders import write_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -13,11 +13,11 @@ import plotly.graph_objects as go
 import pytest
 
 from boovae.bench.published import numbers
-from boovae.report import write_report
-from boovae.report.charts import Series, chart
-from boovae.report.plots import Line, line_plot
+from boovae.report.charts import Line, line_plot
+from boovae.report.figures import chart
+from boovae.report.series import Series
 from made_up_run import make_run
-from run_folders import events
+from run_folders import events, write_report
 
 LATENTS: dict[str, Any] = {
     "replica": 0,
@@ -127,9 +127,9 @@ def test_a_standard_normal_prior_is_drawn_as_a_circle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"codes": 3}, "it has no list of codes"),
-        ({"codes": [{"task": 0, "points": [[1, 2, 3]]}]}, "codes 0: 'points' has shape (1, 3), expected (1, 2)"),
-        ({"components": [{"task": -1}]}, "components 0: 'task' must be a whole number"),
+        ({"codes": 3}, "'codes' must be a list"),
+        ({"codes": [{"task": 0, "points": [[1, 2, 3]]}]}, "'codes[0].points' has shape (1, 3), expected (1, 2)"),
+        ({"components": [{"task": -1}]}, "'components[0].task' must be a whole number"),
     ],
 )
 def test_a_damaged_map_is_left_out_with_a_note(tmp_path: Path, change: dict[str, Any], problem: str) -> None:

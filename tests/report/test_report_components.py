@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from boovae.errors import InputError
-from boovae.report import grid, write_report
+from boovae.report import grid
 from boovae.report.pictures import png
 from made_up_run import Page, make_run
+from run_folders import write_report
 
 
 def add_components(run: Path, tasks: int = 2, replicas: int = 5) -> Path:
@@ -103,10 +104,14 @@ def test_the_components_of_two_runs_share_no_ids(tmp_path: Path) -> None:
     ("content", "problem"),
     [
         ("[1, 2", "Expecting"),
-        ("[]", "it has no list of components"),
-        ('{"components": {}}', "it has no list of components"),
-        ('{"components": [7]}', "component 0: 'component' must be a whole number"),
-        ('{"components": [{"task": 0, "component": 0, "pseudo_input": "PHN2Zz4="}]}', "component 0: 'pseudo_input' is"),
+        ("[]", "must be an object"),
+        ('{"components": {}}', "'components' must be a list"),
+        ('{"components": [7]}', "'components[0]' must be an object"),
+        ('{"components": [{"task": 0, "component": 0, "decoded": ""}]}', "'components[0].pseudo_input' is missing"),
+        (
+            '{"components": [{"task": 0, "component": 0, "decoded": "", "pseudo_input": "PHN2Zz4="}]}',
+            "picture 0 is not",
+        ),
     ],
 )
 def test_a_damaged_list_of_components_is_left_out_with_a_note(tmp_path: Path, content: str, problem: str) -> None:
@@ -120,12 +125,12 @@ def test_a_damaged_list_of_components_is_left_out_with_a_note(tmp_path: Path, co
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        ({"event": "components", "task": 0, "sizes": 3}, "'sizes' must be a list"),
+        ({"event": "components", "task": 0, "sizes": 3}, "'sizes' has shape"),
         ({"event": "components", "task": 0, "sizes": [1], "divergence": [[1.0]]}, r"'divergence' has shape \(1, 1\)"),
         ({"event": "components", "task": -1, "kept": [1] * 5}, "'task' must be a whole number"),
         ({"event": "components", "task": 0, "kept": [1]}, r"'kept' has shape \(1,\), expected \(5,\)"),
         ({"event": "prune", "task": 0, "dropped": ["x"] * 5}, "'dropped' is not a list of numbers"),
-        ({"event": "note", "text": "hm"}, "'task' must be a whole number"),
+        ({"event": "note", "text": "hm"}, "'task' is missing"),
     ],
 )
 def test_wrong_events_about_components_are_named(tmp_path: Path, event: dict[str, Any], message: str) -> None:

@@ -22,15 +22,14 @@ from boovae.cli.main import main
 from boovae.data import Stream
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
-from boovae.report import write_csv
-from boovae.runs.folder import Run
+from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training.checkpoint import load_checkpoint
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 from conftest import Killed, tiny
 from kills import difference
-from run_folders import NLL, events
+from run_folders import NLL, events, write_csv
 
 SOURCE = str(Path(boovae.__file__).parents[1])
 # A network so small that its checkpoints stay smaller than the log.
@@ -243,7 +242,7 @@ def test_killed_before_the_settings_are_written_a_run_begins_anew(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("boovae.runs.folder.to_toml", die)
+        patch.setattr("boovae.runs.run.to_toml", die)
         with pytest.raises(Killed):
             train(tiny(), digits, tmp_path / "run", metrics=NLL)
     train(tiny(), digits, tmp_path / "run", metrics=NLL)

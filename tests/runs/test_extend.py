@@ -15,12 +15,11 @@ import torch
 
 from boovae.cli.main import main
 from boovae.data import Stream, load_stream
-from boovae.report import write_csv, write_report
-from boovae.report.read import read_run
 from boovae.runs.extend import extend
+from boovae.runs.record import read_record
 from boovae.runs.train import train
 from conftest import tiny
-from run_folders import NLL, assert_same_model, events, write_npz
+from run_folders import NLL, assert_same_model, events, write_csv, write_npz, write_report
 
 # --- the promise ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ def test_eval_sample_and_report_without_the_old_data(
     page = write_report([orphan]).read_text()
     assert "march" in page
     assert "unfinished" not in page
-    assert read_run(orphan).planned == 3
+    assert read_record(orphan).planned == 3
     assert "3,nll,2," in write_csv(orphan, tmp_path / "run.csv").read_text()
     with pytest.raises(SystemExit):
         main(["extend", str(orphan), "--quiet"])

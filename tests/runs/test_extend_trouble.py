@@ -14,9 +14,9 @@ import pytest
 from boovae.cli.main import main
 from boovae.data import Stream, load_stream
 from boovae.errors import InputError, RunError
-from boovae.report.read import read_run
 from boovae.runs.extend import extend
-from boovae.runs.folder import Run
+from boovae.runs.record import read_record
+from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training import checkpoint
 from boovae.training.events import Event
@@ -39,7 +39,7 @@ def test_killed_again_and_again_it_ends_the_same(
         assert (whole / name).read_bytes() == (killed / name).read_bytes()
 
 
-@pytest.mark.parametrize("moment", ["folder.save_checkpoint", "train.evaluate", "train.save_samples"])
+@pytest.mark.parametrize("moment", ["run.save_checkpoint", "train.evaluate", "train.save_samples"])
 def test_killed_at_a_bad_moment_it_ends_the_same(
     moment: str, finished: Callable[..., Path], third: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +86,7 @@ def test_another_extension_is_refused_while_one_is_unfinished(stopped: Path, dig
 def test_a_stopped_extension_goes_on_wherever_its_images_lie_now(
     stopped: Path, third: str, finished: Callable[..., Path], tmp_path: Path
 ) -> None:
-    assert not read_run(stopped).finished
+    assert not read_record(stopped).finished
     moved = tmp_path / "moved.npz"
     shutil.move(third.removeprefix("npz:"), moved)
     extend(stopped, str(moved), metrics=NLL)  # a path alone will do
@@ -161,7 +161,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as stop:
         main(["extend", str(tmp_path), "--quiet"])
     assert stop.value.code == 2
-    assert "no run folder" in capsys.readouterr().err
+    assert "not a run folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

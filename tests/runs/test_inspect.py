@@ -17,8 +17,8 @@ from boovae.cli.main import main
 from boovae.errors import RunError
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.priors.boosted import EMPTY
-from boovae.runs.folder import Run
 from boovae.runs.inspection import drop_costs, pruned
+from boovae.runs.run import Run
 from boovae.training.trainer import Trainer
 from run_folders import events, tensors
 
@@ -346,5 +346,5 @@ def test_wrong_arguments_are_named(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert "--task is 3; this run has learned tasks 0 to 2: 0 “0”, 1 “1”, 2 “2”" in wrong
     assert "--replica is 2; this run has replicas 0 to 1" in refused(capsys, run, "--replica", "2")
     assert "--prune is 0.0; it must be a number of nats above 0" in refused(capsys, run, "--prune", "0")
-    assert "no run folder" in refused(capsys, tmp_path)
+    assert "not a run folder" in refused(capsys, tmp_path)
     assert not (tmp_path / "components.png").exists()

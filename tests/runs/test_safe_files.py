@@ -26,13 +26,13 @@ from boovae.data.download import ResumingDownloader
 from boovae.data.readers import read_idx, read_npz
 from boovae.errors import InputError
 from boovae.files import read_file
-from boovae.report import write_csv
-from boovae.report.read import read_run
-from boovae.runs.folder import Run
+from boovae.runs.record import read_record
+from boovae.runs.run import Run
 from boovae.runs.train import load_trainer
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint
 from conftest import tiny
 from hostile_files import bombs
+from run_folders import write_csv
 
 # --- nothing is executed --------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ def test_a_broken_line_of_the_log_is_refused_and_a_torn_last_one_passed_over(
     (run / "metrics.jsonl").write_bytes(good + b'{"event": "epo')
     with Run.open(run) as opened:
         assert len(opened.events("evaluation")) == 2
-    assert read_run(run).finished
+    assert read_record(run).finished
 
 
 # --- what never ends ------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_pipes_devices_and_huge_files_are_refused_at_once(tmp_path: Path, finish
             read_file(tmp_path / name, 1000)
         with pytest.raises(InputError, match=r"\(config\)"):
             read_toml(tmp_path / name)
-        for kind, reader in (("checkpoint/*.safetensors", load_trainer), ("metrics.jsonl", read_run)):
+        for kind, reader in (("checkpoint/*.safetensors", load_trainer), ("metrics.jsonl", read_record)):
             run = finished()
             for path in list(run.glob(kind)):
                 path.unlink()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from boovae.cli.main import main
@@ -18,18 +19,23 @@ from boovae.methods import REGISTRY
 from boovae.metrics.posterior import posterior_health
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of
-from boovae.report.read import read_run
-from boovae.runs.folder import Run
 from boovae.runs.progress import Silent
+from boovae.runs.record import read_record
+from boovae.runs.run import Run
 from boovae.runs.train import train, warn
-from boovae.runs.warnings import HELP, sentinels
+from boovae.runs.warnings import HELP, find_warnings
 from conftest import tiny, trained
 from made_up_run import make_run
 from run_folders import events
 
 
 def kinds(run: Path) -> dict[str, str]:
-    return {sentinel.kind: sentinel.text for sentinel in sentinels(read_run(run))}
+    return {found.kind: found.text for found in find_warnings(read_record(run))}
+
+
+def classes(run: Path) -> list[str]:
+    record = read_record(run)
+    return record.classes(record.evaluations[-1])
 
 
 def changed(run: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -102,10 +108,10 @@ def test_active_units_are_counted_as_defined(digits: Stream) -> None:
     for replica in range(2):
         posterior = view.call(replica_of(view.tensors(), replica), VAE.posterior, digits[0].test.images)
         varying = posterior.mean.detach().double().numpy().var(axis=0) > 0.01
-        assert health["active_units"][0][replica] == varying.sum()
-        assert health["at_upper_limit"][0][replica] == float((posterior.log_variance > 2 - 1e-3).double().mean())
-    assert health["active_units"][1] == [None, None]
-    assert max(health["active_units"][0]) > 0
+        assert health.active_units[0][replica] == varying.sum()
+        assert health.at_upper_limit[0][replica] == float((posterior.log_variance > 2 - 1e-3).double().mean())
+    assert np.isnan(health.active_units[1]).all()
+    assert health.active_units[0].max() > 0
 
 
 @pytest.mark.parametrize(
@@ -143,17 +149,18 @@ def test_a_class_that_is_hardly_drawn_any_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "change"), [("run", {"split": {"borders": [5000]}}), ("task_start", {"classes": [0, 1]})]
+    ("kind", "change"),
+    [("run", {"split": {"borders": [5000], "digest": "", "binarize": "none"}}), ("task_start", {"classes": [0, 1]})],
 )
 def test_classes_have_the_names_of_tasks_only_where_each_task_is_one(
     kind: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", tasks=2)
-    assert read_run(run).evaluations[-1].classes == ["digit 0", "digit 1"]
+    assert classes(run) == ["digit 0", "digit 1"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines = [event | (change if event["event"] == kind else {}) for event in lines]
     (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in lines))
-    assert read_run(run).evaluations[-1].classes == ["0", "1"]
+    assert classes(run) == ["0", "1"]
 
 
 def test_a_classifier_too_weak_to_trust(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import METHODS, REGISTRY, make_method, resolve
 from boovae.methods.ewc import EWCSettings
-from boovae.metrics.evaluation import log_likelihood_of_tasks
+from boovae.metrics.likelihood import log_likelihood_of_tasks
 from boovae.runs import tune
 from boovae.runs.progress import Silent
 from boovae.runs.tune import Trial, best, edge, search, write_recipe

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from boovae.cli.main import main
 from boovae.errors import InputError
-from boovae.runs.folder import Run
+from boovae.runs.run import Run
 from boovae.runs.train import load_trainer
 from boovae.serve import serve
 from boovae.serve.app import HEADERS, REQUEST_BYTES, UPLOAD_BYTES
@@ -246,7 +246,7 @@ def test_what_cannot_be_served_is_refused(
         return capsys.readouterr().err
 
     folder = str(boo.folder)
-    assert "no run folder" in refusal(str(tmp_path))
+    assert "not a run folder" in refusal(str(tmp_path))
     assert "--replica is 2" in refusal(folder, "--replica", "2")
     assert "--samples is 0" in refusal(folder, "--samples", "0")
     assert "--port is 70000" in refusal(folder, "--port", "70000")

@@ -23,8 +23,10 @@ from boovae.bench.paper_tables import Grid, beside, rows_of, title_of
 from boovae.bench.published import comparable, dataset_title
 from boovae.bench.results import Measured, Spread
 from boovae.files import write_file
-from boovae.report.charts import COLOURS, Series, chart
+from boovae.report.figures import chart
 from boovae.report.pictures import png
+from boovae.report.series import COLOURS, Series
+from boovae.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -195,13 +197,13 @@ def sample_pictures(run: Path, tasks: int) -> list[str]:
     """Return some samples after each task, as PNG in base64."""
     from PIL import Image
 
-    paths = [run / "samples" / f"task_{task:02d}.png" for task in range(tasks)]
+    paths = [RunFolder(run).sample_grid(task) for task in range(tasks)]
     return [_text(png(_few(Image.open(path)))) for path in paths if path.is_file()]
 
 
 def component_pictures(run: Path) -> dict[str, list[str]]:
     """Return what the decoder makes of each task's heaviest components, as PNG in base64, by the name of the task."""
-    path = run / "components.json"
+    path = RunFolder(run).components
     found: dict[str, list[dict[str, Any]]] = {}
     for component in json.loads(path.read_text(encoding="utf-8"))["components"] if path.is_file() else ():
         found.setdefault(component["name"] or str(component["task"]), []).append(component)

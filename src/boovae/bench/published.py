@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from boovae.errors import InputError
+from boovae.report.findings import PublishedNumber
 
 DATASETS = ("mnist", "notmnist", "fashion_mnist")
 FACES = ("celeba", "celeba64")
@@ -115,4 +116,13 @@ def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
             float(row["mean"]), float(row["std"]), f"{row['mean']} ({row['std']})"
         )
         for row in rows
+    }
+
+
+def for_reports() -> dict[tuple[str, str, str, int], PublishedNumber]:
+    """Return what a report puts beside a run's numbers, by metric, dataset, method and tasks seen."""
+    return {
+        (metric, *key): PublishedNumber(number.mean, number.std, METHOD_NAMES[key[1]], decimals)
+        for metric, decimals in DECIMALS.items()
+        for key, number in numbers(metric).items()
     }

@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from boovae.bench.cells import Cell
 from boovae.bench.request import FORMAT
 from boovae.errors import InputError
-from boovae.report.log import EVALUATED, Event
+from boovae.metrics.diversity import class_terms
+from boovae.metrics.evaluation import Evaluation, read_evaluation
+from boovae.metrics.typed import decode
 from boovae.report.numbers import deviation, mean
 from boovae.report.outputs import write_rows
-from boovae.report.table import COLUMNS, rows
+from boovae.report.tables import COLUMNS, rows
 
 Summary = dict[str, Any]
 Row = tuple[int, str, Any, Any, Any]  # tasks seen, metric, task, seed, value
@@ -65,8 +68,7 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
         raise InputError(f"{path}: {error}; it is damaged or of another version: {AGAIN}") from error
     if settings != cell.settings:
         raise InputError(f"{path} was made with other settings than its name says: {AGAIN}")
-    check_record(path, summary, cell)
-    return summary
+    return summary | {"evaluations": check_record(path, summary, cell)}
 
 
 def finished(folder: Path, cells: Iterable[Cell]) -> list[tuple[Cell, Summary]]:
@@ -74,57 +76,59 @@ def finished(folder: Path, cells: Iterable[Cell]) -> list[tuple[Cell, Summary]]:
     return [(cell, summary) for cell in cells if (summary := read_summary(folder, cell)) is not None]
 
 
-def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> None:
-    """Refuse a record that does not hold what its cell must have measured: all seeds after each of its tasks."""
-    record = Event(str(path), summary, DAMAGED)
+class Environment(msgspec.Struct, frozen=True):
+    """Where a cell was measured."""
+
+    boovae: str
+    python: str
+    torch: str
+    device: str
+    commit: str
+
+
+class Seconds(msgspec.Struct, frozen=True):
+    """Wall times of a cell."""
+
+    train: float
+    evaluate: float
+
+
+class CellRecord(msgspec.Struct, frozen=True):
+    """What tables and pages read of a finished cell."""
+
+    seeds: list[int]
+    tasks: list[str]
+    evaluations: Any
+    environment: Environment
+    seconds: Seconds
+    samples: Any = None
+    components: Any = None
+
+
+def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> list[Evaluation]:
+    """Return the evaluations of a record; refuse one without all seeds after each of the cell's tasks."""
+    record = decode(summary, CellRecord, str(path), lambda found: {}, DAMAGED)
     seeds, tasks = list(cell.settings.training.seeds), cell.settings.data.tasks or 1
-    if record.value("seeds") != seeds:
-        raise record.error(f"'seeds' is {record.value('seeds')!r:.40}, not {seeds}")
-    if len(record.texts("tasks")) != tasks:
-        raise record.error(f"'tasks' has {len(record.texts('tasks'))} names of {tasks}")
-    evaluations = record.value("evaluations")
-    if not isinstance(evaluations, list) or [_seen(event) for event in evaluations] != list(range(1, tasks + 1)):
-        raise record.error(f"'evaluations' must be one after each of {tasks} tasks")
-    for seen, data in enumerate(evaluations, start=1):
-        _check_evaluation(Event(f"{path}, after {seen} tasks", data, DAMAGED), seen, len(seeds))
-    for name in ENVIRONMENT:
-        record.text(f"environment.{name}")
-    for name in ("seconds.train", "seconds.evaluate"):
-        if math.isnan(record.number(name)):
-            raise record.error(f"'{name}' must be a number")
-    _check_pictures(record)
+    found = record.evaluations if isinstance(record.evaluations, list) else []
+    seen = [each.get("seen") if isinstance(each, dict) else None for each in found]
+    components = record.components.values() if isinstance(record.components, dict) else ()
+    for good, problem in (
+        (record.seeds == seeds, f"'seeds' is {record.seeds!r:.40}, not {seeds}"),
+        (len(record.tasks) == tasks, f"'tasks' has {len(record.tasks)} names of {tasks}"),
+        (seen == list(range(1, tasks + 1)), f"'evaluations' must be one after each of {tasks} tasks"),
+        (all(map(_are_pictures, (record.samples or [], *components))), "'samples' and 'components' must be pictures"),
+    ):
+        if not good:
+            raise InputError(f"{path}: {problem}; {DAMAGED}")
+    places = (f"{path}, after {seen} tasks" for seen in range(1, tasks + 1))
+    evaluations = [read_evaluation(each, place, len(seeds), DAMAGED) for each, place in zip(found, places, strict=True)]
+    if any(evaluation.nll is None for evaluation in evaluations):
+        raise InputError(f"{path}: 'nll' is missing; {DAMAGED}")
+    return evaluations
 
 
-def _seen(event: Any) -> Any:
-    return event.get("seen") if isinstance(event, dict) else None
-
-
-def _check_evaluation(event: Event, seen: int, replicas: int) -> None:
-    """Refuse numbers that are not those of so many tasks and replicas; all but the NLL of all tasks may be missing."""
-    if event.value("nll.pooled") is None:
-        raise event.error("'nll.pooled' is missing")
-    event.number("ledger.memory_bytes")
-    for name, shape in EVALUATED.items():
-        event.array(name, *({"seen": seen, "replicas": replicas}[axis] for axis in shape))
-    if event.mapping("diversity"):
-        for name in ("uniform", "bernoulli"):
-            event.array(f"diversity.{name}", replicas)
-        shares = event.value("diversity.proportions")
-        classes = len(shares[0]) if isinstance(shares, list) and shares and isinstance(shares[0], list) else 0
-        event.array("diversity.proportions", replicas, classes)
-        event.integer("diversity.samples", below=1 << 40)
-    for features, numbers in event.mapping("frechet.sets").items():
-        on = Event(f"{event.where}, on {features}", numbers if isinstance(numbers, dict) else {}, DAMAGED)
-        for name in ("frechet", "frechet_train", "kid", "precision", "recall"):
-            on.array(name, replicas)
-
-
-def _check_pictures(record: Event) -> None:
-    """Refuse pictures that are none; a record may have none at all."""
-    shown = [record.value("samples") or [], *record.mapping("components").values()]
-    for pictures in shown:
-        if not isinstance(pictures, list) or not all(isinstance(one, str) and one.startswith(PNG) for one in pictures):
-            raise record.error("'samples' and 'components' must be pictures")
+def _are_pictures(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(one, str) and one.startswith(PNG) for one in found)
 
 
 # --- the numbers of a dataset ---------------------------------------------------------------------------------------
@@ -205,23 +209,16 @@ def by_dataset(cells: Iterable[tuple[Cell, Summary]]) -> list[Measured]:
 
 def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
     """Yield a cell's numbers; `joint` learns T classes as one task, which count as T tasks here."""
-    for event in summary["evaluations"]:
-        together = cell.together
-        for seen, metric, task, seed, value in rows(event, summary["seeds"]):
+    together = cell.together
+    for evaluation in summary["evaluations"]:
+        for seen, metric, task, seed, value in rows(evaluation, summary["seeds"]):
             if together == 1 or task == "":
                 yield seen * together, metric, task, seed, value
-        if event.get("diversity"):
-            yield from _terms(event, summary["seeds"], event["seen"] * together)
-
-
-def _terms(event: Mapping[str, Any], seeds: Sequence[int], seen: int) -> Iterator[Row]:
-    """Yield each class's term of KL[uniform | p], (1/T) (log(1/T) - log p): positive is too few, negative too many."""
-    least = 0.5 / event["diversity"]["samples"]
-    for seed, shares in zip(seeds, event["diversity"]["proportions"], strict=True):
-        for place, share in enumerate(shares):
-            if share is not None:
-                term = -(math.log(len(shares)) + math.log(max(share, least))) / len(shares)
-                yield seen, "diversity_term", place, seed, float(f"{term:.8g}") + 0.0  # no minus zero
+        terms = class_terms(evaluation.diversity).tolist() if evaluation.diversity else ()
+        for seed, row in zip(summary["seeds"], terms, strict=False):
+            for place, term in enumerate(row):
+                if math.isfinite(term):
+                    yield evaluation.learned * together, "diversity_term", place, seed, term
 
 
 def _all(found: Iterator[str] | Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from boovae.bench.results import read_summary
 from boovae.bench.worker import NO_ROOM, Job, lock_of
 from boovae.errors import RunError
 from boovae.report.numbers import duration
+from boovae.runs.folder import RunFolder
 
 #: Seconds between two looks at the running cells.
 LOOK = 0.2
@@ -256,8 +257,8 @@ class Board:
 
 def tasks_done(folder: Path, cell: Cell) -> int:
     """Return how many tasks the run of a cell has behind it; it draws a picture after each."""
-    pictures = sum(1 for _ in (folder / cell.name / "samples").glob("task_*.png"))
-    return min(pictures * cell.together, cell.tasks)
+    pictures = RunFolder(folder / cell.name).sample_grids()
+    return min(len(pictures) * cell.together, cell.tasks)
 
 
 class LineBoard(Board):

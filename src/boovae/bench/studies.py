@@ -143,7 +143,7 @@ def _check_places(request: Request) -> None:
 def _check_features(request: Request, done: Finished) -> None:
     """Refuse finished cells that were compared on other features than the tables are to be made of."""
     for cell, summary in done if any(map(is_distance, request.shown)) else ():
-        found = set.intersection(*(set(event.get("frechet", {}).get("sets", {})) for event in summary["evaluations"]))
+        found = set.intersection(*(set(e.frechet.sets if e.frechet else ()) for e in summary["evaluations"]))
         lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.data.dataset)} - found
         if lacking:
             raise InputError(

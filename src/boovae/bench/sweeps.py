@@ -22,7 +22,7 @@ from boovae.bench.results import Measured, Spread, spread
 from boovae.bench.webpage import Chapter, Section
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.report.charts import chart
+from boovae.report.figures import chart
 from boovae.report.outputs import write_rows
 
 DATASETS = ("mnist", "fashion_mnist")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from boovae.report.charts import COLOURS
 from boovae.report.frame import environment, own_file
+from boovae.report.series import COLOURS
 
 
 @dataclass(frozen=True)

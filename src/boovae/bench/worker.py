@@ -120,14 +120,16 @@ def _run(job: Job, cell: Cell, folder: Path) -> Answer:
 
 def summarise(run: Path, settings: Settings) -> Summary:
     """Return all of a finished run folder that tables, figures and sheets need: without its curves, and small."""
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    timing = [json.loads(line) for line in (run / "timing.jsonl").read_text(encoding="utf-8").splitlines()]
-    latest = {time["task"]: time for time in timing}  # an evaluation that was cut off is timed again
-    head = next(event for event in events if event["event"] == "run")
+    from boovae.runs.folder import RunFolder
+
+    folder, notes = RunFolder(run), list[str]()
+    events = [line.event for line in folder.read_log(notes)]
+    timings = folder.read_timings(notes).values()
+    head = events[0]
     return {
         "format": FORMAT,
         "settings": settings.flat(),
-        "environment": json.loads((run / "environment.json").read_text(encoding="utf-8")),
+        "environment": folder.read_environment(),
         "seeds": head["seeds"],
         "tasks": head["tasks"],
         "split": head["split"],
@@ -138,7 +140,7 @@ def summarise(run: Path, settings: Settings) -> Summary:
         },
         "samples": sample_pictures(run, len(head["tasks"])),
         "components": component_pictures(run),
-        "seconds": {key: sum(time[f"{key}_seconds"] for time in latest.values()) for key in ("train", "evaluate")},
+        "seconds": {what: sum(getattr(time, f"{what}_seconds") for time in timings) for what in ("train", "evaluate")},
     }
 
 

@@ -74,8 +74,9 @@ class Configured(OnDevice, ReadsData):
 class Measures(OnDevice, ReadsData, ShowsProgress, PrintsNumbers):
     """Commands that end with an evaluation."""
 
-    metric: tuple[Literal["nll", "diversity", "frechet", "fid"], ...] = ("nll", "diversity", "frechet")
-    """What to measure after each task; frechet and fid both mean distances on the features named below."""
+    metric: tuple[str, ...] = ("nll", "diversity", "frechet")
+    """What to measure after each task: nll, diversity, frechet (or fid: distances on the features named below), or a
+    metric of your own."""
     features: tuple[str, ...] = ("classifier",)
     """Networks for distances: classifier, efficientnet-lite0, inception, inception:FILE, torchscript:FILE."""
 

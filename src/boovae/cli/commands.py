@@ -18,8 +18,9 @@ from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
 
 if TYPE_CHECKING:
-    from boovae.runs.folder import Run
+    from boovae.report.record import RunRecord
     from boovae.runs.progress import Display
+    from boovae.runs.run import Run
     from boovae.training.trainer import Trainer
 
     Opened = tuple[Run, Trainer, int | None]
@@ -77,20 +78,22 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
         write_recipe(arguments.recipe, settings.method, winner)
 
 
-def evaluate(arguments: kinds.Eval) -> None:
+def measure(arguments: kinds.Eval) -> None:
     """Measure a model again."""
-    from boovae.metrics.evaluation import evaluate as measure
+    from boovae.metrics.evaluation import evaluation_event
     from boovae.metrics.features import check_names
-    from boovae.metrics.judges import Judges, judge
-    from boovae.runs.data import recall
+    from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
+    from boovae.metrics.metric import check_metrics
+    from boovae.runs.data import learned_images
     from boovae.runs.train import load_trainer
 
     check_names(arguments.features)
+    check_metrics(arguments.metric)
     with ExitStack() as stack:
         display = stack.enter_context(_display(quiet=arguments.quiet))
         run, trainer = load_trainer(arguments.run, arguments.device, display)
         stack.enter_context(run)
-        past = recall(run.settings, run.head(), run.events("extend"), arguments.data_dir)
+        past = learned_images(run.settings, run.head(), run.events("extend"), arguments.data_dir)
         tasks = past.tasks[: trainer.tasks_done]
         if not any(tasks):
             why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
@@ -99,23 +102,23 @@ def evaluate(arguments: kinds.Eval) -> None:
         trainer.settings = trainer.settings.changed(**changed)
         if past.missing:
             display.note(past.explain())
-        judges = Judges()
+        networks = SampleNetworks()
         if past.stream is not None:
-            judges = judge(past.stream, trainer, arguments.metric, display.note, arguments.features, arguments.data_dir)
-        history = run.events("evaluation")[: trainer.tasks_done - 1]
-        event = measure(
+            options = (arguments.metric, display.note, arguments.features, arguments.data_dir)
+            networks = sample_networks(past.stream, trainer, *options)
+        evaluation = evaluate(
             trainer,
             tasks,
-            judges.classifier,
-            history,
+            networks.classifier,
+            run.evaluations[: trainer.tasks_done - 1],
             metrics=arguments.metric,
-            references=judges.references,
+            references=networks.references,
             progress=display.evaluating,
         )
     if arguments.json:
-        print(json.dumps(event))
+        print(json.dumps(evaluation_event(evaluation)))
     else:
-        print_table([event])
+        print_table([evaluation])
 
 
 def sample(arguments: kinds.Sample) -> None:
@@ -149,14 +152,17 @@ def inspect(arguments: kinds.Inspect) -> None:
     if arguments.prune is not None:
         print(f"pruned: {sum(sum(event['dropped']) for event in events)} components, all replicas", file=sys.stderr)
     if events:
-        _report(arguments.run, quiet=False)
+        from boovae.runs.record import read_record
+
+        _report(arguments.run, read_record(arguments.run), quiet=False)
 
 
 def export(arguments: kinds.Export) -> None:
     """Write the model for elsewhere."""
     from boovae.runs.export import export as write
+    from boovae.runs.folder import RunFolder
 
-    folder = arguments.out or arguments.run / "export" / arguments.format
+    folder = arguments.out or RunFolder(arguments.run).export(arguments.format)
     with _opened(arguments, "cpu", arguments.task) as (run, trainer, task):
         paths = write(trainer, run.head(), folder, arguments.format, replica=arguments.replica, task=task)
     for path in paths:
@@ -165,15 +171,34 @@ def export(arguments: kinds.Export) -> None:
 
 def report(arguments: kinds.Report) -> None:
     """Write the page."""
-    from boovae.report import write_csv, write_report
+    from boovae.report import write_csv
+    from boovae.runs.record import read_record
 
     if not arguments.runs:
         raise InputError("name at least one run folder: boovae report RUN")
     if arguments.csv is not None and len(arguments.runs) > 1:
         raise InputError("{csv} takes the numbers of one run; name one run folder")
-    print(write_report(arguments.runs, arguments.out))
+    records = [read_record(folder) for folder in arguments.runs]
+    print(write_page(records, arguments.runs, arguments.out))
     if arguments.csv is not None:
-        print(write_csv(arguments.runs[0], arguments.csv))
+        print(write_csv(records[0], arguments.csv))
+
+
+def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page about one run or several, with what to know before reading them and the paper's numbers.
+
+    That of one run goes into its folder unless `out` says otherwise.
+    """
+    from boovae.bench.published import for_reports
+    from boovae.report import write_report
+    from boovae.runs.folder import RunFolder
+    from boovae.runs.warnings import find_warnings
+
+    if out is None and len(folders) > 1:
+        raise InputError("several runs need a file to write to: {out=compare.html}")
+    out = out or RunFolder(folders[0]).report
+    warnings = [[warning.text for warning in find_warnings(record)] for record in records]
+    return write_report(records, out, warnings=warnings, published=for_reports())
 
 
 def serve(arguments: kinds.Serve) -> None:
@@ -347,40 +372,27 @@ def _show_experiment(
 
 def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
     """Print what a run has come to, and write its report."""
-    evaluations = _events(folder)
+    from boovae.metrics.evaluation import evaluation_event
+    from boovae.runs.record import read_record
+    from boovae.runs.warnings import find_warnings
+
+    record = read_record(folder)
     try:
         if arguments.json:
-            print(json.dumps(evaluations[-1]), flush=True)
+            print(json.dumps(evaluation_event(record.evaluations[-1])), flush=True)
         else:
-            print_table(evaluations)
+            print_table(record.evaluations)
         if not arguments.quiet:
-            _warn(folder)
+            for warning in find_warnings(record):  # what to know before reading the numbers, and what helps
+                print(f"warning: {warning.text}", file=sys.stderr)
     finally:  # whether or not anybody reads the numbers
-        _report(folder, quiet=arguments.quiet)
+        _report(folder, record, quiet=arguments.quiet)
 
 
-def _warn(folder: Path) -> None:
-    """Say what to know before reading the numbers, and what helps."""
-    from boovae.report.read import read_run
-    from boovae.runs.warnings import sentinels
-
-    for sentinel in sentinels(read_run(folder)):
-        print(f"warning: {sentinel.text}", file=sys.stderr)
-
-
-def _report(folder: Path, *, quiet: bool) -> None:
-    from boovae.report import write_report
-
+def _report(folder: Path, record: RunRecord, *, quiet: bool) -> None:
     try:
-        said = f"report: {write_report([folder])}"
+        said = f"report: {write_page([record], [folder])}"
     except ModuleNotFoundError as error:  # the run is whole; a machine that trains may lack what pages are made with
         quiet, said = False, f"no report: {error.name} is not installed here; elsewhere: boovae report {folder}"
     if not quiet:
         print(said, file=sys.stderr)
-
-
-def _events(folder: Path) -> list[dict[str, Any]]:
-    from boovae.runs.folder import Run
-
-    with Run.open(folder) as run:
-        return run.events("evaluation")

@@ -34,7 +34,7 @@ VERBS: dict[str, Verb] = {
     "train": Verb(kinds.Train, commands.train, settings=True),
     "extend": Verb(kinds.Extend, commands.extend),
     "tune": Verb(kinds.Tune, commands.tune, settings=True),
-    "eval": Verb(kinds.Eval, commands.evaluate),
+    "eval": Verb(kinds.Eval, commands.measure),
     "sample": Verb(kinds.Sample, commands.sample),
     "inspect": Verb(kinds.Inspect, commands.inspect),
     "export": Verb(kinds.Export, commands.export),

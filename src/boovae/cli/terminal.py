@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from boovae.metrics.metric import Number, numbers
+
 if TYPE_CHECKING:
+    from boovae.metrics.evaluation import Evaluation
     from boovae.runs.inspection import Component
 
 
-def print_table(evaluations: Sequence[dict[str, Any]]) -> None:
-    """Print one row per task seen."""
-    features = list(dict.fromkeys(name for event in evaluations for name in event.get("frechet", {}).get("sets", {})))
-    distances = ["FID" if name == "inception" else f"Fréchet ({name})" for name in features]
-    rows = [
-        (
-            str(event["seen"]),
-            _nll(event),
-            spread(event.get("diversity", {}).get("table"), digits=3),
-            *(spread(_distance(event, name), digits=1) for name in features),
-            spread(_mean_forgetting(event)),
-            f"{event['ledger']['memory_bytes']:,}",
-        )
-        for event in evaluations
-    ]
-    print_rows(("tasks seen", "NLL", "diversity", *distances, "forgotten", "bytes kept"), rows)
-    accuracy = evaluations[-1].get("classifier", {}).get("accuracy")
-    if accuracy is not None:
-        print(f"Mean ± deviation over replicas. The classifier behind diversity is {accuracy:.1%} accurate.")
+def print_table(evaluations: Sequence[Evaluation]) -> None:
+    """Print one row per task seen, with what each metric wants shown."""
+    rows = [{number.column: _shown(number) for number in numbers(each) if number.column} for each in evaluations]
+    columns = list(dict.fromkeys(name for row in reversed(rows) for name in row))
+    shown = [(str(e.seen), *(row.get(name, "-") for name in columns)) for e, row in zip(evaluations, rows, strict=True)]
+    print_rows(("tasks seen", *columns), shown)
+    classifier = evaluations[-1].classifier
+    if classifier is not None and classifier.accuracy is not None:
+        accuracy = f"{classifier.accuracy:.1%}"
+        print(f"Mean ± deviation over replicas. The classifier behind diversity is {accuracy} accurate.")
+
+
+def _shown(number: Number) -> str:
+    if number.values.ndim == 0:
+        return f"{number.values.item():,}"
+    text = spread(number.values.tolist(), number.digits)
+    return f"{text} {number.remark}" if number.remark else text
 
 
 def print_components(found: Sequence[Component], names: Mapping[int, str]) -> None:
@@ -47,38 +49,13 @@ def print_components(found: Sequence[Component], names: Mapping[int, str]) -> No
     print_rows(("task", "component", "weight in task", "in the prior", "nats to drop it", "share of them"), rows)
 
 
-def _nll(event: dict[str, Any]) -> str:
-    """Return the NLL of all tasks together; where the images of some are gone, of the tasks that can be measured."""
-    numbers = event.get("nll", {})
-    at_hand = [row for row in numbers.get("per_task", []) if any(value is not None for value in row)]
-    if any(value is not None for value in numbers.get("pooled", [])) or not at_hand:
-        return spread(numbers.get("pooled"))
-    return f"{spread(_by_replica(at_hand))} (of {'one task' if len(at_hand) == 1 else f'{len(at_hand)} tasks'})"
-
-
 def _nats(cost: float) -> str:
     return "< 0.0001" if cost < 1e-4 else f"{cost:.4f}"
 
 
-def _distance(event: dict[str, Any], features: str) -> list[float | None] | None:
-    numbers = event.get("frechet", {}).get("sets", {}).get(features, {})
-    found: list[float | None] | None = numbers.get("frechet")
-    return found
-
-
-def _mean_forgetting(event: dict[str, Any]) -> list[float | None]:
-    """Return each replica's mean change of the old tasks' NLL."""
-    return _by_replica(event.get("forgetting", {}).get("own", [])[:-1])
-
-
-def _by_replica(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Return each replica's mean over tasks, of rows (tasks, R)."""
-    return [statistics.fmean(column) if None not in column else None for column in zip(*rows, strict=True)]
-
-
 def spread(values: Sequence[float | None] | None, digits: int = 2) -> str:
     """Return mean ± deviation over replicas; "-" where there is no number."""
-    good = [value for value in values or () if value is not None]
+    good = [value for value in values or () if value is not None and math.isfinite(value)]
     if not good:
         return "-"
     deviation = f" ± {statistics.stdev(good):.{digits}f}" if len(good) > 1 else ""

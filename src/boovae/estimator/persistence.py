@@ -16,7 +16,7 @@ from boovae.data.scaling import Scaling
 from boovae.errors import InputError, RunError
 from boovae.estimator.parameters import FOREIGN, OWN
 from boovae.runs.environment import environment
-from boovae.runs.folder import Run
+from boovae.runs.run import Run
 from boovae.runs.train import load_trainer, run_event
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer

@@ -58,6 +58,8 @@ METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
 #: The variable that names files with more of them, separated as in PATH, and those that were run.
 OUTSIDE = "BOOVAE_METHODS"
 _run: set[str] = set()
+#: What those files have registered: methods, and parts that later rooms know.
+from_outside: list[str] = []
 
 
 def register(method: type[Method]) -> type[Method]:
@@ -71,6 +73,7 @@ def register(method: type[Method]) -> type[Method]:
             raise InputError(f"{method.__name__}.{name} would be replaced; fill the dictionary self.{name}")
     _check_sections(method)
     METHODS[method.name] = method
+    from_outside.append(method.name)
     return method
 
 
@@ -203,7 +206,7 @@ def import_outside() -> None:
     for place, name in enumerate(filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep))):
         if name in _run:
             continue
-        path, before = Path(name).expanduser(), dict(METHODS)
+        path, before, count = Path(name).expanduser(), dict(METHODS), len(from_outside)
         spec = importlib.util.spec_from_file_location(f"boovae_outside_{place}", path) if path.is_file() else None
         if spec is None or spec.loader is None:
             raise InputError(f"{OUTSIDE} names {name}: no such Python file")
@@ -212,5 +215,5 @@ def import_outside() -> None:
         spec.loader.exec_module(module)
         for twice in (known for known in before if METHODS[known] is not before[known]):
             raise InputError(f"{OUTSIDE} names {name}, which has a method '{twice}' as another file does; rename one")
-        if before == METHODS:
+        if len(from_outside) == count:
             raise InputError(f"{OUTSIDE} names {name}, which registers no method: decorate its class with @register")

@@ -54,7 +54,7 @@ class Classifier(nn.Module):
     >>> images = torch.rand(2, 7, 784)
     >>> net.logits(images).shape, net.features(images).shape
     (torch.Size([2, 7, 3]), torch.Size([2, 7, 128]))
-    >>> bool((net.classify(images, classes=[5]) == 5).all())
+    >>> bool((net.classify_features(net.features(images), classes=[5]) == 5).all())
     True
     """
 
@@ -117,10 +117,6 @@ class Classifier(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Return the penultimate layer `(..., 128)` of images `(..., D)`."""
         return self._in_chunks(self._embed, images)
-
-    def classify(self, images: Tensor, classes: Sequence[int]) -> Tensor:
-        """Return the likeliest label `(...)` among `classes` (those seen so far) for images `(..., D)`."""
-        return self.classify_features(self.features(images), classes)
 
     @torch.no_grad()
     def classify_features(self, features: Tensor, classes: Sequence[int]) -> Tensor:

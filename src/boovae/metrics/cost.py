@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from boovae.metrics.evaluation import Ledger
+from boovae.metrics.metric import Context, Metric, Number
 
 if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
@@ -12,7 +18,24 @@ if TYPE_CHECKING:
 NETWORK = re.compile(r"\.?\b(?:encoder|decoder)\.")
 
 
-def ledger(trainer: Trainer) -> dict[str, Any]:
+class Cost(Metric):
+    """Memory of the past and parameters."""
+
+    name, section, always = "cost", "ledger", True
+
+    def measure(self, context: Context) -> Ledger:
+        """Return what a replica keeps."""
+        return ledger(context.trainer)
+
+    def numbers(self, section: Ledger) -> Iterator[Number]:
+        """Yield the bytes of memory, the same for all replicas."""
+        if section.memory_bytes is not None:
+            count = np.array(section.memory_bytes)
+            yield Number(count, "memory_bytes", "memory/bytes", "bytes kept")
+            yield Number(count / 1000, curve="Memory of the past per replica, kB")
+
+
+def ledger(trainer: Trainer) -> Ledger:
     """Return the bytes that one replica remembers of finished tasks, the images among them, and the parameters."""
     method, replicas = trainer.method, len(trainer.replicas)
     memory: dict[str, int] = {}
@@ -20,9 +43,4 @@ def ledger(trainer: Trainer) -> dict[str, Any]:
         kind = NETWORK.split(name)[0] or "networks"
         share = tensor.nbytes if name in method.shared_memory else tensor.nbytes // replicas
         memory[kind] = memory.get(kind, 0) + share
-    return {
-        "memory": memory,
-        "memory_bytes": sum(memory.values()),
-        "images_stored": method.images_stored(),
-        "parameters": trainer.replicas.size,
-    }
+    return Ledger(memory, sum(memory.values()), method.images_stored(), trainer.replicas.size)

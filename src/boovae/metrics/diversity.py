@@ -18,16 +18,43 @@ The smoothing adds half a sample to every class, p̂_t = (N_t + ½) / (N + T/2).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from boovae.errors import InputError
+from boovae.metrics.evaluation import Diversity
+from boovae.metrics.metric import Context, Metric, Number
+from boovae.metrics.typed import Floats, rounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class Diversity(NamedTuple):
+class SpreadOverClasses(Metric):
+    """Diversity of samples by the dataset's classifier."""
+
+    name = section = "diversity"
+    needs = frozenset({"classifier"})
+
+    def measure(self, context: Context) -> Diversity:
+        """Return the spread of the samples over the classes seen."""
+        classifier, samples = context.classifier, context.samples
+        assert classifier is not None
+        classes = list(dict.fromkeys(label for task in context.present for label in task.classes))
+        found = diversity(classifier.classify_features(classifier.features(samples), classes), classes)
+        table, uniform, bernoulli, proportions = map(rounded, found)
+        return Diversity(table, uniform, bernoulli, proportions, classes, samples.shape[1])
+
+    def numbers(self, section: Diversity) -> Iterator[Number]:
+        """Yield the three readings; the first is the headline."""
+        yield Number(section.table, "diversity", "diversity", "diversity", "Diversity (0 is best)", 3)
+        yield Number(section.uniform, "diversity_uniform")
+        yield Number(section.bernoulli, "diversity_bernoulli")
+
+
+class ClassSpread(NamedTuple):
     """The spread of N samples over T classes; the leading axes `...` are replicas. All float64, in nats.
 
     A replica with unclassified samples (a diverged model) is `nan` everywhere.
@@ -39,25 +66,22 @@ class Diversity(NamedTuple):
     """`(...)`: KL[uniform ‖ p̂], smoothed."""
     bernoulli: Tensor
     """`(...)`: Σ_t KL[Be(1/T) ‖ Be(p̂_t)], smoothed."""
-    effective_classes: Tensor
-    """`(...)`: T.exp(−table), the number of classes an even spread of equal entropy would have."""
     proportions: Tensor
     """`(..., T)`: p̂."""
-    terms: Tensor
-    """`(..., T)`: (1/T) log((1/T) / p̂_t), p̂ clipped at 1/(2N): positive is too few, negative too many."""
-    samples: int
-    """N."""
 
 
-def diversity(labels: Tensor, classes: Sequence[int]) -> Diversity:
+def diversity(labels: Tensor, classes: Sequence[int]) -> ClassSpread:
     """Return the diversity of samples with integer `labels` `(..., N)` over the `classes` seen.
 
     Labels of −1 are unclassified samples; any other label must be one of `classes`.
 
+    >>> import torch
     >>> d = diversity(torch.tensor([3, 3, 3, 3]), classes=[3, 5])
-    >>> round(d.table.item(), 4), d.effective_classes.item(), d.proportions.tolist()
-    (0.6931, 1.0, [1.0, 0.0])
+    >>> round(d.table.item(), 4), d.proportions.tolist()
+    (0.6931, [1.0, 0.0])
     """
+    import torch
+
     if len(classes) == 0 or len(set(classes)) != len(classes):
         raise InputError(f"classes {list(classes)}: name every class seen exactly once")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -72,24 +96,10 @@ def diversity(labels: Tensor, classes: Sequence[int]) -> Diversity:
     return _of_counts(counts.masked_fill((unclassified > 0).unsqueeze(-1), math.nan), labels.shape[-1])
 
 
-def diversity_of_counts(counts: Tensor) -> Diversity:
-    """Return the diversity of class `counts` `(..., T)`; every replica has the same number of samples N > 0.
-
-    >>> diversity_of_counts(torch.tensor([[25, 25], [50, 0]])).effective_classes.tolist()
-    [2.0, 1.0]
-    """
-    if counts.ndim < 1 or counts.shape[-1] == 0:
-        raise InputError(f"counts have shape {tuple(counts.shape)}: the last axis must be the classes")
-    if bool((counts < 0).any()) or not bool((counts == counts.round()).all()):
-        raise InputError("counts: give numbers of samples per class, whole and not negative")
-    totals = sorted(set(counts.sum(-1).flatten().tolist()))
-    if len(totals) != 1 or totals[0] == 0:
-        raise InputError(f"counts sum to {totals} samples: all replicas need the same number, at least 1")
-    return _of_counts(counts.double(), int(totals[0]))
-
-
-def _of_counts(counts: Tensor, samples: int) -> Diversity:
+def _of_counts(counts: Tensor, samples: int) -> ClassSpread:
     """The formulas, for float64 counts `(..., T)`."""
+    import torch
+
     number = counts.shape[-1]
     even = torch.tensor(1 / number, dtype=torch.float64, device=counts.device)
     share = counts / samples
@@ -99,12 +109,15 @@ def _of_counts(counts: Tensor, samples: int) -> Diversity:
     uniform = (even * (even.log() - smooth.log())).sum(-1)
     # xlogy: with one class the "other" outcome has probability 0 on both sides and must count as 0.
     other = torch.xlogy(1 - even, 1 - even) - torch.xlogy(1 - even, 1 - smooth)
-    return Diversity(
-        table=table,
-        uniform=uniform,
-        bernoulli=uniform + other.sum(-1),
-        effective_classes=number * (-table).exp(),
-        proportions=share,
-        terms=even * (even.log() - share.clamp(min=0.5 / samples).log()),
-        samples=samples,
-    )
+    return ClassSpread(table, uniform, uniform + other.sum(-1), share)
+
+
+def class_terms(section: Diversity) -> Floats:
+    """Return each class's term of KL[uniform ‖ p̂], R x T: positive is too few of its samples, negative too many.
+
+    It is (1/T) log((1/T) / p̂_t), with p̂ clipped at half a sample.
+    """
+    number = section.proportions.shape[1]
+    least = 0.5 / (section.samples or 1)
+    terms = -(math.log(number) + np.log(np.maximum(section.proportions, least))) / number
+    return rounded(terms) + 0.0  # no minus zero

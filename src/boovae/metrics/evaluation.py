@@ -1,213 +1,153 @@
-"""All metrics of a trained model after a task, as one event: likelihood, diversity, Fréchet, forgetting, cost."""
+"""The record of all metrics at one moment: the `evaluation` event of `metrics.jsonl` (docs/run-folder.md).
+
+Metrics write it once; report, bench, trackers, terminal and server read it. A section that was not measured is None, an
+array that an older log lacks is NaN everywhere. Lists are in the order of the tasks seen; R is the number of replicas.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-import torch
-from torch import Tensor
+import msgspec
 
-from boovae.errors import InputError, unknown_name
-from boovae.metrics.cost import ledger
-from boovae.metrics.diversity import diversity
-from boovae.metrics.features import ClassifierFeatures
-from boovae.metrics.forgetting import forgetting
-from boovae.metrics.likelihood import LogLikelihood, log_likelihood
-from boovae.metrics.partial import Tally
-from boovae.metrics.posterior import posterior_health
-from boovae.metrics.reference import Reference
-from boovae.replicas.devices import matmul_precision
-from boovae.replicas.stacked import Replicas
-from boovae.training.events import listed
-from boovae.training.sampling import generate as generate
-
-if TYPE_CHECKING:
-    from boovae.data import Task
-    from boovae.metrics.classifier import Classifier
-    from boovae.training.trainer import Trainer
-
-METRICS = ("nll", "diversity", "frechet")
-#: What asks for distances on features; `fid` is what the world calls them, whatever the features.
-ON_FEATURES = frozenset({"frechet", "fid"})
+from boovae.errors import InputError
+from boovae.metrics.typed import (
+    MOST_TASKS,
+    REMEDY,
+    Count,
+    Floats,
+    PerReplica,
+    PerTask,
+    TaskIndex,
+    absent,
+    axes,
+    decode,
+    encode,
+)
 
 
-def check_metrics(metrics: Sequence[str]) -> None:
-    """Refuse what cannot be measured."""
-    for name in metrics:
-        if name not in (known := {*METRICS, *ON_FEATURES}):
-            raise unknown_name("metric", str(name), known)
+class NLL(msgspec.Struct, frozen=True, eq=False):
+    """Negative log-likelihood of test images, in nats."""
+
+    pooled: PerReplica
+    per_task: PerTask = absent()
+    own: PerTask = absent()  # under the task's own part of the prior
+    effective_samples: PerTask = absent()
+    samples: Count | None = None
 
 
-def evaluate(
-    trainer: Trainer,
-    tasks: Sequence[Task | None],
-    classifier: Classifier | None,
-    history: Sequence[dict[str, Any]],
-    *,
-    metrics: Sequence[str] = METRICS,
-    references: Sequence[Reference] | None = None,
-    tallies: MutableMapping[str, Tally] | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> dict[str, Any]:
-    """Return the evaluation event after the tasks seen; `history` holds the earlier ones, for forgetting.
+class Forgetting(msgspec.Struct, frozen=True, eq=False):
+    """Change of the NLL since a task was learned."""
 
-    A task is None where its images are not at hand: its numbers are None, and so is what would need them. `references`
-    are what samples are compared with on features; the classifier's, if not given. `progress` is called after every
-    step of what takes long, and `tallies` then hold all that was done so far: handed in again, it is not repeated.
+    own: PerTask
+    pooled: PerTask = absent()
+    dilution: Annotated[Floats, axes("seen")] = absent()
+
+
+class Diversity(msgspec.Struct, frozen=True, eq=False):
+    """How evenly samples spread over the classes seen."""
+
+    table: PerReplica
+    uniform: PerReplica = absent()
+    bernoulli: PerReplica = absent()
+    proportions: Annotated[Floats, axes("replicas", "classes")] = absent()
+    classes: list[int] = []
+    samples: Count | None = None
+
+
+class Distances(msgspec.Struct, frozen=True, eq=False):
+    """Samples against real images on the features of one network."""
+
+    frechet: PerReplica
+    frechet_train: PerReplica | None = None
+    kid: PerReplica | None = None
+    precision: PerReplica | None = None
+    recall: PerReplica | None = None
+    images: Count | None = None
+    samples: Count | None = None
+    digest: str = ""
+
+
+class Frechet(msgspec.Struct, frozen=True, eq=False):
+    """Distances by network; `pooled` is the first network's Fréchet distance."""
+
+    pooled: PerReplica = absent()
+    features: str = "classifier"
+    sets: dict[str, Distances] = {}
+
+
+class ClassifierUsed(msgspec.Struct, frozen=True):
+    """The classifier behind diversity."""
+
+    accuracy: float | None = None
+    digest: str = ""
+
+
+class Posterior(msgspec.Struct, frozen=True, eq=False):
+    """How the encoder's posteriors fare."""
+
+    active_units: PerTask = absent()
+    at_upper_limit: PerTask = absent()
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """What one replica keeps of the past, and how large it is."""
+
+    memory: dict[str, Count] = {}
+    memory_bytes: Count | None = None
+    images_stored: Count | None = None
+    parameters: Count | None = None
+
+
+class Evaluation(msgspec.Struct, frozen=True, eq=False, omit_defaults=True, tag="evaluation", tag_field="event"):
+    """All metrics after a task; `seen` = `task` + 1."""
+
+    task: TaskIndex
+    seen: Annotated[int, msgspec.Meta(ge=1, le=MOST_TASKS)] | None = None
+    nll: NLL | None = None
+    forgetting: Forgetting | None = None
+    diversity: Diversity | None = None
+    frechet: Frechet | None = None
+    classifier: ClassifierUsed | None = None
+    posterior: Posterior | None = None
+    ledger: Ledger = Ledger()
+    #: What metrics from outside the package have measured: by metric, then by number, each [R] or seen x [R].
+    others: dict[str, dict[str, Annotated[Floats, axes("replicas")]]] = {}
+
+    @property
+    def learned(self) -> int:
+        """How many tasks were learned."""
+        return self.task + 1
+
+
+def read_evaluation(data: Any, where: str, replicas: int, remedy: str = REMEDY) -> Evaluation:
+    """Return an evaluation of a log or a record, checked; `where` is the place that an error names.
+
+    Logs of early versions have a single Fréchet distance, without `sets`, and no `seen`.
     """
-    check_metrics(metrics)
-    if len(tasks) != trainer.tasks_done:
-        raise InputError(f"tasks: {len(tasks)} of them, but {trainer.tasks_done} are learned; hand in just those")
-    settings = trainer.settings
-    progress, tallies = progress or (lambda share: None), {} if tallies is None else tallies
-    present = [task for task in tasks if task is not None]
-    if references is None:
-        references = [Reference(ClassifierFeatures(classifier))] if classifier is not None else []
-    if len(present) < len(tasks):
-        classifier, references = None, []  # samples of all tasks must not be judged by a part of them
-    event: dict[str, Any] = {"event": "evaluation", "task": len(tasks) - 1, "seen": len(tasks)}
-    with matmul_precision(trainer.device):
-        if "nll" in metrics:
-            event["nll"] = _nll(trainer, tasks, settings.evaluation.samples, progress, tallies)
-            event["forgetting"] = _forgetting([*history, event], trainer)
-        counts_classes = "diversity" in metrics and classifier is not None
-        compares = bool(ON_FEATURES & set(metrics)) and bool(references)
-        samples = generate(trainer, settings.evaluation.generated) if counts_classes or compares else torch.empty(0)
-        if counts_classes and classifier is not None:
-            event["diversity"] = _diversity(classifier.features(samples), present, classifier)
-        if compares:
-            event["frechet"] = _frechet(samples, present, references, progress, tallies)
-        if classifier is not None and (counts_classes or compares):
-            event["classifier"] = {"accuracy": classifier.accuracy, "digest": classifier.digest}
-    event["posterior"] = posterior_health(trainer, tasks)
-    event["ledger"] = ledger(trainer)
-    return event
+
+    def sizes(found: Evaluation) -> dict[str, int]:
+        classes = len(found.diversity.classes) if found.diversity and found.diversity.classes else -1
+        return {"replicas": replicas, "seen": found.learned, "classes": classes}
+
+    found = decode(data, Evaluation, where, sizes, remedy)
+    if found.seen not in (None, found.learned):
+        raise InputError(f"{where}: 'seen' must be {found.learned}; {remedy}")
+    for metric, numbers in found.others.items():
+        for name, values in numbers.items():
+            if values.shape not in ((replicas,), (found.learned, replicas)):
+                raise InputError(f"{where}: 'others.{metric}.{name}' has shape {values.shape}; {remedy}")
+    frechet = found.frechet
+    if frechet is not None and not frechet.sets:
+        frechet = msgspec.structs.replace(frechet, sets={frechet.features: Distances(frechet.pooled)})
+    return msgspec.structs.replace(found, seen=found.learned, frechet=frechet)
 
 
-def _nll(
-    trainer: Trainer,
-    tasks: Sequence[Task | None],
-    samples: int,
-    progress: Callable[[float], None],
-    tallies: MutableMapping[str, Tally],
-) -> dict[str, Any]:
-    parts = [None if task is None else task.test.images for task in tasks]
-    images = torch.cat([part for part in parts if part is not None]).to(trainer.device)
-    sizes = [0 if part is None else len(part) for part in parts]
-    owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
-    result = log_likelihood_of_tasks(trainer, images, owners, samples, progress, tallies)
-
-    def per_task(values: Tensor) -> list[list[float | None]]:
-        return [listed(part.mean(1).numpy()) for part in values.double().cpu().split(sizes, dim=1)]
-
-    pooled = listed(-result.log_prob.double().mean(1).cpu().numpy())
-    return {
-        "pooled": pooled if all(sizes) else [None] * len(pooled),
-        "per_task": per_task(-result.log_prob),
-        "own": per_task(-result.own),
-        "effective_samples": per_task(result.effective_samples),
-        "samples": samples,
-    }
+def evaluation_event(evaluation: Evaluation) -> dict[str, Any]:
+    """Return an evaluation as its event has it."""
+    return encode(evaluation)
 
 
-def log_likelihood_of_tasks(
-    trainer: Trainer,
-    images: Tensor,
-    owners: Tensor,
-    samples: int,
-    progress: Callable[[float], None],
-    tallies: MutableMapping[str, Tally] | None = None,
-) -> LogLikelihood:
-    """Return the likelihood of images (n, D) of tasks (n,), each under the model as it is for its task."""
-    replicas, method, tallies = trainer.replicas, trainer.method, {} if tallies is None else tallies
-    present, counts = (column.tolist() for column in owners.unique(return_counts=True))
-    parts: list[tuple[str, Replicas, Tensor | slice]]
-    if method.knows_task:
-        parts = [(f"nll {task}", method.view(replicas, task), owners == task) for task in present]
-    else:  # a tally is of just these images: other tasks may be at hand when it goes on
-        name = " ".join(["nll", *(f"{task}:{count}" for task, count in zip(present, counts, strict=True))])
-        parts = [(name, replicas, slice(None))]
-    found = [
-        log_likelihood(
-            view,
-            images[mine],
-            samples,
-            tasks=owners[mine],
-            compile=trainer.compile,
-            tally=tallies.setdefault(name, Tally()),
-            progress=_within(progress, done, len(parts)),
-        )
-        for done, (name, view, mine) in enumerate(parts)
-    ]
-    return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*found, strict=True)))
-
-
-def _within(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
-    """Return what tells `progress` of one part, when so many of the parts are done."""
-    return lambda share: progress((done + share) / parts)
-
-
-def _forgetting(history: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str, Any]:
-    """Return the change of each task's NLL since it was learned; None where one of the two was not measured.
-
-    Fewer importance samples give a higher NLL, so one from another number of them does not count as measured.
-    """
-    nothing: list[float | None] = [None] * len(trainer.replicas)
-    last = history[-1]
-    alike = {
-        event["seen"]: event["nll"]
-        for event in history
-        if event.get("nll", {}).get("samples") == last["nll"]["samples"]
-    }
-
-    def rows(key: str) -> list[list[list[float | None]]]:
-        return [alike[seen][key] if seen in alike else [nothing] * seen for seen in range(1, last["seen"] + 1)]
-
-    own, pooled = rows("own"), rows("per_task")
-    sizes = [1] * last["seen"] if trainer.method.equal_masses else trainer.sizes
-    change = forgetting(own, pooled, sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
-    return {
-        "own": [listed(row.numpy()) for row in change.own],
-        "pooled": [listed(row.numpy()) for row in change.pooled],
-        "dilution": listed(change.dilution.numpy()),
-    }
-
-
-def _diversity(features: Tensor, tasks: Sequence[Task], classifier: Classifier) -> dict[str, Any]:
-    """Return the spread of the samples with features (R, N, F) over the classes seen."""
-    classes = list(dict.fromkeys(label for task in tasks for label in task.classes))
-    result = diversity(classifier.classify_features(features, classes), classes)
-    return {
-        "table": listed(result.table.cpu().numpy()),
-        "uniform": listed(result.uniform.cpu().numpy()),
-        "bernoulli": listed(result.bernoulli.cpu().numpy()),
-        "proportions": [listed(row.numpy()) for row in result.proportions.cpu()],
-        "classes": classes,
-        "samples": features.shape[1],
-    }
-
-
-def _frechet(
-    samples: Tensor,
-    tasks: Sequence[Task],
-    references: Sequence[Reference],
-    progress: Callable[[float], None],
-    tallies: MutableMapping[str, Tally],
-) -> dict[str, Any]:
-    """Return how near samples (R, N, D) are to the images of the tasks seen, on the features of each network."""
-    sets: dict[str, dict[str, Any]] = {}
-    for reference in references:
-        tally = tallies.setdefault(f"frechet {reference.network.name}", Tally())
-        # The likelihood took most of the time: the share that is done stays at all.
-        scores = reference.scores(reference.features(samples), tasks, tally, lambda share: progress(1.0))
-        numbers = {name: listed(values.cpu().numpy()) for name, values in scores._asdict().items()}
-        images = sum(len(task.test.images) for task in tasks)
-        sets[reference.network.name] = {
-            **numbers,
-            "images": images,
-            "samples": samples.shape[1],
-            "digest": reference.network.digest,
-        }
-    first = next(iter(sets))
-    return {"pooled": sets[first]["frechet"], "features": first, "sets": sets}
+def evaluation_schema() -> dict[str, Any]:
+    """Return the JSON schema of the event; docs/run-folder.md has it."""
+    return msgspec.json.schema(Evaluation, schema_hook=lambda kind: {})

@@ -14,113 +14,83 @@ Positive is worse. Numbers are nats per image.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from boovae.errors import InputError
-
-History = Sequence[Sequence[Sequence[float | None]]]
-"""`history[t][s][r]`: the NLL of task s ≤ t after learning task t, replica r; `None` if it was not finite."""
-
-
-class Forgetting(NamedTuple):
-    """The change of every task's NLL since it was learned, float64."""
-
-    own: Tensor
-    """`(seen, R)`: under the task's own part of the prior."""
-    pooled: Tensor
-    """`(seen, R)`: under the whole prior."""
-    dilution: Tensor
-    """`(seen,)`: the part of `pooled` due to the prior's mass being shared among more tasks."""
+from boovae.metrics.evaluation import NLL, Forgetting
+from boovae.metrics.metric import Context, Metric, Number
+from boovae.metrics.typed import Floats, rounded
 
 
-class Summary(NamedTuple):
-    """Forgetting in two numbers per replica, over all tasks but the newest; `nan` (−1) if there is none."""
+class ChangeOfNLL(Metric):
+    """Forgetting: the NLL now against the NLL when a task was learned."""
 
-    mean: Tensor
-    """`(R,)`: mean over the old tasks."""
-    worst: Tensor
-    """`(R,)`: that of the task forgotten most."""
-    worst_task: Tensor
-    """`(R,)` int64: which task that is."""
+    name = section = "forgetting"
+    aliases = frozenset({"nll"})
+
+    def measure(self, context: Context) -> Forgetting:
+        """Compare the NLL just measured with the history.
+
+        Fewer importance samples give a higher NLL, so one from another number of them does not count as measured.
+        """
+        trainer, last = context.trainer, context.sections["nll"]
+        alike = {past.learned: past.nll for past in context.history if past.nll and past.nll.samples == last.samples}
+        history = [alike.get(seen) for seen in range(1, len(context.tasks))] + [last]
+        sizes = [1] * len(history) if trainer.method.equal_masses else trainer.sizes
+        found = forgetting(history, sizes, shared_mass=trainer.replicas.model.prior.shares_mass)
+        return Forgetting(rounded(found.own), rounded(found.pooled), rounded(found.dilution))
+
+    def numbers(self, section: Forgetting) -> Iterator[Number]:
+        """Yield the change under each task's own part; what was only just learned cannot have been forgotten."""
+        yield Number(section.own, "forgetting")
+        yield Number(section.own[:-1], tag="forgetting")
+        if len(section.own) > 1:
+            yield Number(section.own[:-1].mean(0), column="forgotten")
+            lost = of_earlier(section)
+            finite = np.isfinite(lost)
+            middle = np.where(finite, lost, 0.0).sum(0) / np.maximum(finite.sum(0), 1)
+            curve = "Forgetting: mean of the earlier tasks, nats"
+            yield Number(np.where(finite.any(0), middle, np.nan), curve=curve)
 
 
-def forgetting(own: History, pooled: History, sizes: Sequence[int], *, shared_mass: bool) -> Forgetting:
+def of_earlier(section: Forgetting) -> Floats:
+    """Return the change of every earlier task, (seen − 1) x [R].
+
+    Methods without components per task have no own part of the prior; there the change under the whole one stands in.
+    """
+    own = section.own[:-1]
+    return own if np.isfinite(own).any() else section.pooled[:-1]
+
+
+def forgetting(history: Sequence[NLL | None], sizes: Sequence[int], *, shared_mass: bool) -> Forgetting:
     """Return the change of every task's NLL between the time it was learned and the last time.
 
     Args:
-        own: NLL under the task's own part of the prior, `own[time][task][replica]`.
-        pooled: NLL under the whole prior, likewise.
+        history: the NLL after each task, the last one now; None where it was not measured.
         sizes: training images per task, whose shares are the tasks' masses in the prior; all 1 where tasks
             have equal mass.
         shared_mass: whether the tasks share the prior's mass; if not (a standard normal, one head per task),
             the dilution is zero.
 
-    >>> after = [[[100.0]], [[101.5], [90.0]]]  # one replica: task 0 went from 100 to 101.5 nats
-    >>> change = forgetting(after, after, sizes=[500, 500], shared_mass=True)
+    >>> first, now = (NLL(np.array([90.0]), *[np.array(rows)] * 3) for rows in ([[100.0]], [[101.5], [90.0]]))
+    >>> change = forgetting([first, now], sizes=[500, 500], shared_mass=True)
     >>> change.own.tolist(), [round(x, 3) for x in change.dilution.tolist()]
     ([[1.5], [0.0]], [0.693, 0.0])
     """
-    under_own, under_all = _change(own, "own"), _change(pooled, "pooled")
-    if under_own.shape != under_all.shape:
-        covered = f"own covers {tuple(under_own.shape)} tasks x replicas, pooled {tuple(under_all.shape)}"
-        raise InputError(f"{covered}: give both from the same run")
-    if len(sizes) != len(own) or min(sizes) < 1:
-        raise InputError(f"sizes {list(sizes)}: give one positive number of images for each of the {len(own)} tasks")
+    now = history[-1]
+    if now is None or len(sizes) != len(history) or min(sizes) < 1:
+        raise InputError(f"sizes {list(sizes)}: give a positive number of images for each of {len(history)} tasks")
+
+    def change(key: str) -> Floats:
+        last: Floats = getattr(now, key)
+        missing = np.full(last.shape[1], np.nan)
+        learned = [missing if past is None else getattr(past, key)[task] for task, past in enumerate(history)]
+        changed: Floats = last - np.array(learned)
+        return changed
+
     total = list(accumulate(sizes))
     dilution = [math.log(total[-1] / n) if shared_mass else 0.0 for n in total]
-    return Forgetting(under_own, under_all, torch.tensor(dilution, dtype=torch.float64))
-
-
-def task_time_matrix(history: History, name: str = "history") -> Tensor:
-    """Return the NLL of task s after task t as `matrix[t, s, r]`, `(T, T, R)` float64.
-
-    Tasks not yet seen are `nan`; `name` is what an error message calls the argument.
-
-    >>> task_time_matrix([[[4.0]], [[5.0], [6.0]]])[..., 0]
-    tensor([[4., nan],
-            [5., 6.]], dtype=torch.float64)
-    """
-    if len(history) == 0:
-        raise InputError(f"{name} is empty: give the evaluation after every task, from the first on")
-    replicas = {len(row) for after in history for row in after}
-    if len(replicas) != 1 or any(len(after) != t + 1 for t, after in enumerate(history)):
-        rows = [len(after) for after in history]
-        raise InputError(
-            f"{name} has {rows} tasks over time and {sorted(replicas)} replicas: the evaluation after task t "
-            "must hold tasks 0 to t, each with the same replicas"
-        )
-    tasks = len(history)
-    matrix = torch.full((tasks, tasks, replicas.pop()), math.nan, dtype=torch.float64)
-    for t, after in enumerate(history):
-        values = [[math.nan if x is None else float(x) for x in row] for row in after]
-        matrix[t, : t + 1] = torch.tensor(values, dtype=torch.float64)
-    return matrix
-
-
-def summary(change: Tensor) -> Summary:
-    """Return mean and worst of a change `(seen, R)` over the old tasks, that is without the last row.
-
-    >>> s = summary(torch.tensor([[1.0], [4.0], [0.0]]))
-    >>> s.mean.item(), s.worst.item(), s.worst_task.item()
-    (2.5, 4.0, 1)
-    """
-    if change.ndim != 2 or len(change) == 0:
-        raise InputError(f"change has shape {tuple(change.shape)}: give (tasks seen, replicas)")
-    old = change[:-1].double()
-    if len(old) == 0:
-        none = torch.full_like(change[0], math.nan, dtype=torch.float64)
-        return Summary(none, none.clone(), torch.full_like(none, -1, dtype=torch.int64))
-    worst, task = old.max(0)  # nan wins, so a diverged replica is not called good
-    return Summary(old.mean(0), worst, task.where(worst.isfinite(), -1))
-
-
-def _change(history: History, name: str) -> Tensor:
-    """Last row minus diagonal, `(T, R)`."""
-    matrix = task_time_matrix(history, name)
-    learned = matrix.diagonal(dim1=0, dim2=1).mT  # (R, T) -> (T, R)
-    return matrix[-1] - learned
+    return Forgetting(change("own"), change("per_task"), np.array(dilution))

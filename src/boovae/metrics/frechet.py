@@ -54,22 +54,17 @@ def joined(parts: Sequence[Moments]) -> Moments:
     return Moments(mean, within + apart.mT @ apart, n)
 
 
-def frechet_distance(a: Moments, b: Moments) -> Tensor:
-    """Return ‖m_a − m_b‖² + tr(S_a + S_b − 2 (S_a^½ S_b S_a^½)^½), shape `(...)`, float64.
+def frechet_distances(references: Sequence[Moments], b: Moments) -> list[Tensor]:
+    """Return ‖m_a − m_b‖² + tr(S_a + S_b − 2 (S_a^½ S_b S_a^½)^½), shape `(...)`, float64, for each reference a.
 
-    Replica axes broadcast: `a` may be one reference for many replicas. A replica whose moments are not finite
-    gets `nan`.
+    The factor of b is taken once. Replica axes broadcast: a reference may serve many replicas. A replica whose moments
+    are not finite gets `nan`.
 
     >>> one = Moments(torch.zeros(1).double(), torch.eye(1).double(), 100)
     >>> two = Moments(torch.ones(1).double(), 4 * torch.eye(1).double(), 100)
-    >>> frechet_distance(one, two)  # 1² + (2 − 1)²
-    tensor(2., dtype=torch.float64)
+    >>> frechet_distances([one], two)  # 1² + (2 − 1)²
+    [tensor(2., dtype=torch.float64)]
     """
-    return frechet_distances([a], b)[0]
-
-
-def frechet_distances(references: Sequence[Moments], b: Moments) -> list[Tensor]:
-    """Return `frechet_distance(a, b)` for each a of the references; the factor of b is taken once."""
     for a in references:
         _check(a, b)
     factor = _factor(b.covariance)

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from boovae.errors import InputError
-from boovae.metrics.partial import Tally
+from boovae.metrics.partial_sums import PartialSums
 from boovae.model.distributions import LOG_TWO_PI, DiagonalNormal
 from boovae.model.nets import ConvDecoder
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import seed_for
 from boovae.replicas.stacked import Replicas
+
+if TYPE_CHECKING:
+    from boovae.training.trainer import Trainer
 
 #: Bytes that one chunk of decoder outputs may take: the GPU wants long kernels, the CPU what fits its cache.
 CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
@@ -61,14 +64,14 @@ def log_likelihood(
     seed: int = 0,
     compile: bool = False,
     fixed: bool = False,
-    tally: Tally | None = None,
+    partial: PartialSums | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
 
     `tasks` (n,) says which task each image belongs to; without it the own part of the prior is the whole prior.
     With `fixed` chunks an image's score is the same, bit for bit, whatever other images are scored with it.
-    With a `tally` of the same images, broken off before, only what is missing is computed; the sums are the same.
+    With `partial` sums of the same images, broken off before, only what is missing is computed; the result is the same.
 
     The effective number of samples (Σw)²/Σw² says how far to trust it: with a handful, the encoder no longer finds the
     image.
@@ -83,15 +86,15 @@ def log_likelihood(
     per_chunk = _even(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * _row(model, images.shape[1])))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
-    tally = Tally() if tally is None else tally
+    partial = PartialSums() if partial is None else partial
     cut = {"at_once": [chunk, per_chunk], "device": images.device.type}
     plan = {"images": len(images), "samples": samples, "seed": seed, **cut}
     starts = range(0, len(images), chunk)
     nothing = torch.full((3, len(replicas), len(starts) * chunk), -math.inf, device=images.device)
-    sums = tally.begin(plan, nothing)  # what `_weigh` returns, of all noise
+    sums = partial.begin(plan, nothing)  # what `_weigh` returns, of all noise
     steps = list(itertools.product(range(len(replicas)), starts, noise.split(per_chunk)))
     place: tuple[int, int] | None = None
-    for r, start, part in tally.rest(steps, progress):
+    for r, start, part in partial.rest(steps, progress):
         end = start + chunk
         if place != (r, start):
             place = r, start
@@ -123,6 +126,43 @@ def log_likelihood_of_each_task(
         results.append(sums)
     total, own, squares = (torch.stack(rows) for rows in zip(*results, strict=True))
     return _of_sums(total, own, squares, samples)
+
+
+def log_likelihood_of_tasks(
+    trainer: Trainer,
+    images: Tensor,
+    owners: Tensor,
+    samples: int,
+    progress: Callable[[float], None],
+    partial_sums: MutableMapping[str, PartialSums] | None = None,
+) -> LogLikelihood:
+    """Return the likelihood of images (n, D) of tasks (n,), each under the model as it is for its task."""
+    replicas, method, partial_sums = trainer.replicas, trainer.method, {} if partial_sums is None else partial_sums
+    present, counts = (column.tolist() for column in owners.unique(return_counts=True))
+    parts: list[tuple[str, Replicas, Tensor | slice]]
+    if method.knows_task:
+        parts = [(f"nll {task}", method.view(replicas, task), owners == task) for task in present]
+    else:  # partial sums are of just these images: other tasks may be at hand when they continue
+        name = " ".join(["nll", *(f"{task}:{count}" for task, count in zip(present, counts, strict=True))])
+        parts = [(name, replicas, slice(None))]
+    found = [
+        log_likelihood(
+            view,
+            images[mine],
+            samples,
+            tasks=owners[mine],
+            compile=trainer.compile,
+            partial=partial_sums.setdefault(name, PartialSums()),
+            progress=_within(progress, done, len(parts)),
+        )
+        for done, (name, view, mine) in enumerate(parts)
+    ]
+    return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*found, strict=True)))
+
+
+def _within(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
+    """Return what tells `progress` of one part, when so many of the parts are done."""
+    return lambda share: progress((done + share) / parts)
 
 
 def _of_sums(total: Tensor, own: Tensor, squares: Tensor, samples: int) -> LogLikelihood:
@@ -162,6 +202,18 @@ def _chunk(replicas: Replicas, r: int, images: Tensor, tasks: Tensor | None, siz
     return _Chunk(tensors, x, owners, *posterior)
 
 
+def proposed(model: VAE, x: Tensor, posterior: DiagonalNormal, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return latents z (n, s, L) of images x (n, D) drawn from their posteriors, log p(x | z) and log q(z | x), (n, s).
+
+    An importance weight is p(x | z) p(z) / q(z | x); the prior is the caller's. All images share the noise (s, L).
+    """
+    mean, log_variance = posterior
+    z = mean.unsqueeze(1) + noise * (0.5 * log_variance).exp().unsqueeze(1)
+    output = model.likelihood.bounded(model.decode(z))
+    log_q = -0.5 * ((noise.square() + LOG_TWO_PI).sum(-1) + log_variance.sum(-1, keepdim=True))
+    return z, model.likelihood.log_prob(output, x.unsqueeze(1)), log_q
+
+
 def _weigh(
     replicas: Replicas,
     tensors: dict[str, Tensor],
@@ -174,10 +226,8 @@ def _weigh(
     """Return log Σ w, the same under the own part of the prior, and log Σ w² over noise (s, L), each (n,)."""
 
     def log_weights(model: VAE) -> tuple[Tensor, Tensor]:
-        z = mean.unsqueeze(1) + noise * (0.5 * log_variance).exp().unsqueeze(1)  # (n, s, L)
-        output = model.likelihood.bounded(model.decode(z))
-        log_q = -0.5 * ((noise.square() + LOG_TWO_PI).sum(-1) + log_variance.sum(-1, keepdim=True))
-        rest = model.likelihood.log_prob(output, x.unsqueeze(1)) - log_q
+        z, likelihood, log_q = proposed(model, x, DiagonalNormal(mean, log_variance), noise)
+        rest = likelihood - log_q
         if owners is None:
             whole = own = model.prior.forward(model.posterior).log_prob(z)
         else:

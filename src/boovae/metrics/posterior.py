@@ -1,15 +1,15 @@
-"""How the encoder's posteriors fare, task by task: what tells of a collapse, or of variances that run away."""
+"""How the encoder's posteriors fare, task by task: a sign of a collapse, or of variances that run away."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
-from boovae.model.distributions import DiagonalNormal
-from boovae.model.vae import VAE
-from boovae.training.events import listed
+from boovae.metrics.evaluation import Posterior
+from boovae.metrics.metric import Context, Metric, Number
+from boovae.metrics.typed import rounded
 
 if TYPE_CHECKING:
     from boovae.data import Task
@@ -23,26 +23,38 @@ IMAGES = 1000
 NEAR = 1e-3
 
 
-@torch.no_grad()
-def posterior_health(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[str, Any]:
+class PosteriorHealth(Metric):
+    """Active latent dimensions, and log-variances at their limit."""
+
+    name, section, always = "posterior", "posterior", True
+
+    def measure(self, context: Context) -> Posterior:
+        """Look at the posteriors of some test images of each task."""
+        return posterior_health(context.trainer, context.tasks)
+
+    def numbers(self, section: Posterior) -> Iterator[Number]:
+        """Yield nothing: warnings alone read it."""
+        return iter(())
+
+
+def posterior_health(trainer: Trainer, tasks: Sequence[Task | None]) -> Posterior:
     """Return for each task and replica the active latent dimensions, and the share of log-variances at their limit.
 
     None stands for a task whose images are not at hand.
     """
+    import torch
+
+    from boovae.model.vae import VAE
+
     upper = trainer.settings.model.log_variance_range[1]
-    active: list[list[float | None]] = []
-    at_limit: list[list[float | None]] = []
-    for index, task in enumerate(tasks):
-        if task is None:
-            nothing: list[float | None] = [None] * len(trainer.replicas)
-            active.append(nothing)
-            at_limit.append(nothing)
-            continue
-        view = trainer.view(index)
-        images = task.test.images[:IMAGES].to(trainer.device).expand(len(view), -1, -1)
-        posterior: DiagonalNormal = view.map(VAE.posterior, images)
-        moving = posterior.mean.double().var(1, correction=0) > ACTIVE
-        active.append(listed(moving.sum(1).double().cpu().numpy()))
-        high = (posterior.log_variance > upper - NEAR).double().mean((1, 2))
-        at_limit.append(listed(high.cpu().numpy()))
-    return {"active_units": active, "at_upper_limit": at_limit}
+    active, at_limit = np.full((2, len(tasks), len(trainer.replicas)), np.nan)
+    with torch.no_grad():
+        for index, task in enumerate(tasks):
+            if task is None:
+                continue
+            view = trainer.view(index)
+            images = task.test.images[:IMAGES].to(trainer.device).expand(len(view), -1, -1)
+            mean, log_variance = view.map(VAE.posterior, images)
+            active[index] = rounded((mean.double().var(1, correction=0) > ACTIVE).sum(1))
+            at_limit[index] = rounded((log_variance > upper - NEAR).double().mean((1, 2)))
+    return Posterior(active, at_limit)

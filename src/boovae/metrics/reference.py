@@ -24,7 +24,7 @@ from boovae.files import write_file
 from boovae.metrics.features import ClassifierFeatures, Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, frechet_distances, joined, moments
-from boovae.metrics.partial import Tally
+from boovae.metrics.partial_sums import PartialSums
 
 if TYPE_CHECKING:
     from boovae.data import Task
@@ -67,14 +67,14 @@ class Reference:
         self,
         samples: Tensor,
         tasks: Sequence[Task],
-        tally: Tally | None = None,
+        partial: PartialSums | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Scores:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
         KID, precision and recall take as many samples as there are test images, or the other way round. One image alone
-        has no spread to compare: all are NaN. They take long on a CPU: with a `tally` of the same samples, broken off
-        before, only what is missing is computed.
+        has no spread to compare: all are NaN. They take long on a CPU: with `partial` sums of the same
+        samples, broken off before, only what is missing is computed.
         """
         real = [self.real(task) for task in tasks]
         test = torch.cat([part.test for part in real])
@@ -85,10 +85,10 @@ class Reference:
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
         count = min(len(test), samples.shape[1])
         some = _spread(test, count).to(samples.device)
-        tally = Tally() if tally is None else tally
+        partial = PartialSums() if partial is None else partial
         plan = {"network": self.network.digest, "images": len(test), "samples": samples.shape[1]}
-        found = tally.begin(plan, torch.zeros(3, len(samples), dtype=torch.float64, device=samples.device))
-        for replica, shares in tally.rest([*itertools.product(range(len(samples)), (False, True))], progress):
+        found = partial.begin(plan, torch.zeros(3, len(samples), dtype=torch.float64, device=samples.device))
+        for replica, shares in partial.rest([*itertools.product(range(len(samples)), (False, True))], progress):
             row = samples[replica, :count]
             if shares:
                 found[1:, replica] = torch.stack(precision_recall(some, row))

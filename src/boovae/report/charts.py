@@ -1,225 +1,288 @@
-"""Series over tasks, components and epochs; and line charts as SVG, for files and for pages without scripts."""
+"""Charts that answer to the pointer and the keys, as plotly draws them, each with its table.
+
+A figure is written as plotly's JSON. Colours are names of the page's own (`var(--s0)`), which its script looks up, so
+that charts follow light and dark. Everything that comes from a run folder is escaped: plotly reads tags in texts.
+"""
 
 from __future__ import annotations
 
-import io
-import re
+import base64
+import functools
+import gzip
+import hashlib
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from boovae.report.components import Gain
-from boovae.report.findings import forgetting
-from boovae.report.log import Floats
-from boovae.report.numbers import deviation, mean, number
-from boovae.report.read import Epoch, Run
+from boovae.metrics.typed import Floats
+from boovae.report.findings import Published, published_for
+from boovae.report.numbers import number, with_spread
+from boovae.report.record import RunRecord
+from boovae.report.series import COLOURS, Series, over_components, over_epochs, over_tasks, settled_range
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-COLOURS = 8  # --s0 … --s7 of style.css; later series repeat them dashed
-POINTS = 240  # of a training curve: more is finer than a pixel
-WIDE = 3  # from this ratio of the largest to the smallest number on an axis is logarithmic, where that is wanted
-# Stand-ins that matplotlib draws with; in the SVG the page's own colours take their place.
-INK, RULE = "#010203", "#010204"
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it scales, can be read aloud, and takes the page's font
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": RULE,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.7,
+Kind = Literal["run", "joint", "paper"]
+
+#: Whose line it is: plotly's dash and marker.
+STYLE: dict[Kind, tuple[str, str]] = {
+    "run": ("solid", "circle"),
+    "joint": ("dot", "circle"),
+    "paper": ("dash", "circle-open"),
+}
+AXIS = {
+    "gridcolor": "var(--rule)",
+    "zerolinecolor": "var(--rule)",
+    "linecolor": "var(--rule)",
+    "spikecolor": "var(--quiet)",
+    "spikethickness": 1,
+    "fixedrange": True,
 }
 
 
 @dataclass(frozen=True)
-class Series:
-    """One line with a band around it; `colour` counts from 0 as in the legend."""
+class Line:
+    """A series with a name; lines of one run are shown and hidden together."""
 
-    x: Floats
-    y: Floats
-    band: Floats
-    colour: int
-    dashed: bool = False
-    marks: bool = False
-
-
-def chart(
-    series: Sequence[Series],
-    label: str,
-    x_label: str,
-    clip: bool = False,
-    salt: str = "",
-    wide: bool = False,
-    beside: Sequence[Series] = (),
-) -> Markup:
-    """Draw the series that have any number; an empty text where none has."""
-    from markupsafe import Markup
-
-    full, others = ([line for line in lines if np.isfinite(line.y).any()] for lines in (series, beside))
-    if not full:
-        return Markup("")
-    ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in map(_ends, full))
-    describe = f"{label} over {x_label}: {ends}"
-    return Markup(line_chart(full, describe, x_label, label, clip, salt, wide, others))  # text in it is ours alone
+    name: str
+    series: Series
+    run: int | None = None
+    kind: Kind = "run"
+    texts: Sequence[str] = ()  # what to call the points, where x alone does not say
 
 
-def _ends(line: Series) -> tuple[float, float]:
-    finite = line.y[np.isfinite(line.y)]
-    return float(finite[0]), float(finite[-1])
+@dataclass(frozen=True)
+class Numbers:
+    """The table behind a chart."""
+
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]
 
 
-def line_chart(
-    series: Sequence[Series],
-    describe: str,
-    x_label: str,
-    y_label: str,
-    clip: bool = False,
-    salt: str = "",
-    wide: bool = False,
-    beside: Sequence[Series] = (),
-) -> str:
-    """Return an SVG element; `describe` is its text alternative.
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the page; `figure` is plotly's."""
 
-    With `clip` the steep first epochs of every task may leave the frame, so that the rest can be seen; with `wide` the
-    axis is logarithmic where the largest number is more than WIDE times the smallest, so that one bad series does not
-    press the others together. Charts with the same labels on one page need different `salt`. The axes have room for
-    the series `beside`, too, which are not drawn: charts that stand side by side can have the same axes.
+    title: str
+    describe: str
+    figure: dict[str, Any]
+    table: Numbers
+    lines: Sequence[Line] = ()
+    square: bool = False
+
+    @property
+    def json(self) -> Markup:
+        """The figure as JSON that cannot end the element it stands in."""
+        from markupsafe import Markup
+
+        text = json.dumps(self.figure, separators=(",", ":"), allow_nan=False)
+        return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def line_plot(
+    lines: Sequence[Line], title: str, x_title: str, *, at: str = "", ends: bool = False, clip: bool = False
+) -> Chart | None:
+    """Draw the lines that have any number; None if there is none.
+
+    `at` says what the pointer is at ("tasks seen: %{x}"). With `ends` the table has the last point of every task alone,
+    and with `clip` the steep first epochs of every task may leave the frame.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
-
-    # Ids are hashes: salted by the chart's own text they are the same every time, yet never twice on a page.
-    with rc_context(STYLE | {"svg.hashsalt": y_label + salt}):
-        figure = Figure(figsize=(5.0, 2.9))
-        # Fixed margins: charts in a row line up, and an automatic layout would draw everything twice.
-        axes = figure.add_axes((0.11, 0.17, 0.87, 0.73))
-        for line in series:
-            colour = f"#0a0b{line.colour % COLOURS:02x}"
-            style = (0, (4, 2)) if line.dashed or line.colour >= COLOURS else "-"
-            axes.fill_between(line.x, line.y - line.band, line.y + line.band, color=colour, alpha=0.18, linewidth=0)
-            axes.plot(
-                line.x,
-                line.y,
-                color=colour,
-                linestyle=style,
-                linewidth=1.6,
-                marker="o" if line.marks else "",
-                markersize=3.5,
-            )
-        for line in beside:
-            for edge in (line.y - line.band, line.y + line.band):
-                axes.update_datalim(np.column_stack((line.x, edge)))
-        axes.autoscale_view()
-        if clip and (span := settled_range(series)):
-            axes.set_ylim(*span)
-        axes.set_xlabel(x_label)
-        axes.set_title(y_label, loc="left", fontsize=9)  # above, not sideways: read without turning the head
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        if wide and _is_wide([*series, *beside]):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-            axes.yaxis.set_major_formatter(ScalarFormatter())
-            axes.yaxis.set_minor_locator(NullLocator())
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(buffer.getvalue(), describe)
-
-
-def _is_wide(series: Sequence[Series]) -> bool:
-    values = np.concatenate([line.y for line in series])
-    return bool(np.nanmin(values) > 0 and np.nanmax(values) > WIDE * np.nanmin(values))
-
-
-def settled_range(series: Sequence[Series]) -> tuple[float, float] | None:
-    """Return the range without the first quarter of every task, where the curves are steep; None if it has no width."""
-    settled = np.concatenate([line.y[line.x % 1 > 0.25] for line in series])  # a task is one unit of x
-    settled = settled[np.isfinite(settled)]
-    if not len(settled) or settled.min() == settled.max():
+    full = [line for line in lines if line.series.drawn]
+    if not full:
         return None
-    low, high = float(settled.min()), float(settled.max())
-    margin = 0.25 * (high - low)
-    return low - margin, high + margin
+    x_axis: dict[str, Any] = AXIS | {
+        "title": {"text": x_title},
+        "showgrid": False,
+        "tickformat": "d",
+        "dtick": _step(full),
+    }
+    if at:
+        x_axis["unifiedhovertitle"] = {"text": at}
+    layout: dict[str, Any] = {"xaxis": x_axis, "yaxis": dict(AXIS), "hovermode": "closest" if ends else "x unified"}
+    if clip:
+        span = settled_range([line.series for line in full])
+        layout["yaxis"] |= {"range": list(span)} if span else {}
+    data = [trace for line in full for trace in (*_band(line), _line(line))]
+    ends_of = [(line.name, *map(number, line.series.ends)) for line in full]
+    texts = ", ".join(f"{name} from {first} to {last}" for name, first, last in ends_of)
+    table = _ends_table(full, x_title) if ends else _table(full, x_title)
+    return Chart(title, f"{title} over {x_title}: {texts}", {"data": data, "layout": layout}, table, full)
 
 
-def _inline(svg: str, describe: str) -> str:
-    """Cut matplotlib's file down to an element for a page: no prologue, no metadata, no id twice."""
-    box = re.search(r'viewBox="([^"]+)"', svg)
-    body = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r'(<g) id="[^"]*"', r"\1", body)
-    body = body.replace("xlink:href", "href").replace(INK, "currentColor").replace(RULE, "var(--rule)")
-    body = re.sub(r"#0a0b0(\d)", r"var(--s\1)", body)
-    body = re.sub(r"\s*\n\s*", "\n", body)
-    assert box is not None  # matplotlib always writes it
-    return f'<svg class="chart" viewBox="{box[1]}" role="img" aria-label="{escape(describe)}">{body}'
+def _step(lines: Sequence[Line]) -> int | None:
+    """Return the distance of the marks on the axis: a whole number, a dozen marks at most; None leaves it to plotly."""
+    longest = max(float(np.nanmax(line.series.x)) for line in lines)
+    return next((step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if longest <= 12 * step), None)
 
 
-def over_tasks(run: Run, key: str, colour: int) -> Series:
-    """Return a number of the evaluations (`nll`, `diversity`) against the number of tasks seen."""
-    values = np.array([getattr(evaluation, key) for evaluation in run.evaluations], dtype=np.float64)
-    seen = np.array([evaluation.task + 1.0 for evaluation in run.evaluations])
-    return Series(seen, mean(values), np.nan_to_num(deviation(values)), colour, marks=True)
+def colour(index: int) -> str:
+    """Return a colour of the page by its number."""
+    return f"var(--s{index % COLOURS})"
 
 
-def forgetting_over_tasks(run: Run, colour: int) -> Series:
-    """Return what the earlier tasks have lost on average, against the number of tasks seen."""
-    later = [evaluation for evaluation in run.evaluations if evaluation.task > 0]
-    lost = [mean(forgetting(evaluation), axis=0) for evaluation in later]
-    values = np.array(lost, dtype=np.float64).reshape(len(later), len(run.seeds))
-    seen = np.array([evaluation.task + 1.0 for evaluation in later])
-    return Series(seen, mean(values), np.nan_to_num(deviation(values)), colour, marks=True)
+def _line(line: Line) -> dict[str, Any]:
+    series = line.series
+    dash, symbol = STYLE[line.kind]
+    if line.kind == "run" and (series.dashed or series.colour >= COLOURS):
+        dash = "dash"
+    value = "%{y:.4~g} ± %{customdata:.2~g}" if series.band.any() else "%{y:.4~g}"
+    where = "%{text}<br>" if line.texts else ""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if series.marks else "lines",
+        "name": escape(line.name),
+        "x": listed(series.x),
+        "y": listed(series.y),
+        "customdata": listed(series.band),
+        "text": [escape(text) for text in line.texts] or None,
+        "line": {"color": colour(series.colour), "dash": dash, "width": 2},
+        "marker": {"color": colour(series.colour), "symbol": symbol, "size": 6},
+        "hovertemplate": f"{where}%{{fullData.name}}: {value}<extra></extra>",
+        "meta": line.run,
+    }
 
 
-def distance_over_tasks(features: str, run: Run, colour: int) -> Series:
-    """Return the Fréchet distance on some features against the number of tasks seen."""
-    found = [e for e in run.evaluations if features in e.fidelity]
-    values = np.array([e.fidelity[features].frechet for e in found], dtype=np.float64).reshape(-1, len(run.seeds))
-    seen = np.array([e.task + 1.0 for e in found])
-    return Series(seen, mean(values), np.nan_to_num(deviation(values)), colour, marks=True)
+def _band(line: Line) -> list[dict[str, Any]]:
+    """Return one standard deviation around a line as an area, in pieces where the line has gaps."""
+    series = line.series
+    if not series.band.any():
+        return []
+    x: list[float | None] = []
+    y: list[float | None] = []
+    finite = np.isfinite(series.y)
+    for piece in np.split(np.arange(len(finite)), np.flatnonzero(~finite)):
+        piece = piece[finite[piece]]
+        if len(piece) > 1:
+            low, high = series.y[piece] - series.band[piece], series.y[piece] + series.band[piece]
+            x += [*listed(series.x[piece]), *listed(series.x[piece][::-1]), None]
+            y += [*listed(high), *listed(low[::-1]), None]
+    area = {"type": "scatter", "mode": "lines", "x": x, "y": y, "fill": "toself", "hoverinfo": "skip", "meta": line.run}
+    return [area | {"line": {"width": 0}, "fillcolor": colour(series.colour), "opacity": 0.2}] if x else []
 
 
-def over_components(gain: Gain, colour: int) -> Series:
-    """Return by how much a task's divergence has fallen with so many components, from the smallest mixture on."""
-    gained = gain.divergence[:1] - gain.divergence
-    return Series(gain.sizes, mean(gained), np.nan_to_num(deviation(gained)), colour, marks=True)
+def listed(values: Floats) -> list[float | None]:
+    """Return numbers as plotly takes them."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def over_epochs(run: Run, key: str, colour: int, dashed: bool = False) -> Series:
-    """Return a training curve; every task takes the same width, so that runs can be laid over each other."""
-    parts: list[tuple[Floats, Floats, Floats]] = []
-    for task in sorted({epoch.task for epoch in run.epochs}):
-        values = _held([epoch for epoch in run.epochs if epoch.task == task], key)
-        x = task + np.arange(1, len(values) + 1) / len(values)
-        keep = np.unique(np.linspace(0, len(values) - 1, max(POINTS // max(run.planned, 1), 8)).round().astype(int))
-        spread = np.nan_to_num(deviation(values))
-        parts.append((x[keep], mean(values)[keep], spread[keep]))
-        parts.append((x[-1:], np.array([np.nan]), np.zeros(1)))  # a gap where the next task begins
-    if not parts:
-        return Series(np.zeros(0), np.zeros(0), np.zeros(0), colour, dashed)
-    x, y, band = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Series(x, y, band, colour, dashed)
+def _table(lines: Sequence[Line], x_title: str) -> Numbers:
+    """Return a row for every x, a column for every line."""
+    places = sorted({x for line in lines for x in line.series.x.tolist()})
+    columns = [dict(zip(line.series.x.tolist(), _cells(line), strict=True)) for line in lines]
+    rows = [(f"{x:g}", [column.get(x, "") for column in columns]) for x in places]
+    return Numbers([x_title, *(line.name for line in lines)], rows)
 
 
-def _held(epochs: Sequence[Epoch], key: str) -> Floats:
-    """Return epochs x [R]; a replica that has stopped keeps its last value, or the mean would jump."""
-    values = np.array([getattr(epoch, key) for epoch in epochs], dtype=np.float64)
-    for row in range(1, len(values)):
-        values[row] = np.where(np.isnan(values[row]), values[row - 1], values[row])
-    return values
+def _ends_table(lines: Sequence[Line], x_title: str) -> Numbers:
+    """Return what every line was at the end of each task: x there is a whole number."""
+    rows: dict[int, list[str]] = {}
+    for column, line in enumerate(lines):
+        cells = _cells(line)
+        for x, cell in zip(line.series.x.tolist(), cells, strict=True):
+            if x == round(x) and cell:
+                rows.setdefault(int(x), [""] * len(lines))[column] = cell
+    return Numbers([x_title, *(line.name for line in lines)], [(str(x), rows[x]) for x in sorted(rows)])
+
+
+def _cells(line: Line) -> list[str]:
+    """Return what a table says of every point of a line; the paper's numbers have the decimals it prints."""
+    pairs = zip(line.series.y.tolist(), line.series.band.tolist(), strict=True)
+    if line.kind == "paper":
+        return [f"{y:g} ± {band:g}" if math.isfinite(y) else "" for y, band in pairs]
+    return [with_spread(y, band or math.nan) if math.isfinite(y) else "" for y, band in pairs]
+
+
+# --- the charts of a run ---------------------------------------------------------------------------------------------
+
+
+def is_joint(run: RunRecord) -> bool:
+    """Whether a run was trained on everything at once: the bound of the others."""
+    return "joint" in run.method.split("+")
+
+
+def curves(runs: Sequence[RunRecord], labels: Sequence[str], published: Published) -> list[Chart]:
+    """Draw what metrics want drawn over the tasks seen, with the published numbers of the same data and method."""
+    drawn: dict[str, list[Line]] = {}
+    beside: dict[str, list[Line]] = {}
+    for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        for title, (metric, series) in over_tasks(run, index).items():
+            drawn.setdefault(title, []).append(Line(label, series, index, "joint" if is_joint(run) else "run"))
+            beside.setdefault(title, []).extend(_published(run, metric, index, published))
+    found = [line_plot(drawn[title] + beside[title], title, "tasks seen", at="tasks seen: %{x}") for title in drawn]
+    return [chart for chart in found if chart]
+
+
+def _published(run: RunRecord, metric: str, index: int, published: Published) -> list[Line]:
+    """Return the published line for a run, if there is one."""
+    found = [(seen, published_for(run, metric, seen, published)) for seen in range(1, run.planned + 1)]
+    numbers = [(float(seen), number.mean, number.std) for seen, number in found if number]
+    if not numbers:
+        return []
+    name = next(number.method for _, number in found if number)
+    x, y, band = np.array(numbers, dtype=np.float64).T
+    return [Line(f"{name} in the paper", Series(x, y, band, index, marks=True), index, "paper")]
+
+
+def training(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Chart]:
+    """Draw validation loss and KL over the epochs; for a single run the training loss too."""
+
+    def lines(term: str, names: Sequence[str]) -> list[Line]:
+        found = []
+        for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+            series = over_epochs(run, "valid", term, index)
+            found.append(Line(name, series, index, "joint" if is_joint(run) else "run", _moments(run, series)))
+        return found
+
+    loss = lines("loss", labels if len(runs) > 1 else ["validation"])
+    if len(runs) == 1:
+        series = over_epochs(runs[0], "train", "loss", 1, dashed=True)
+        loss.append(Line("training", series, 0, "run", _moments(runs[0], series)))
+    drawn = [
+        line_plot(loss, "Validation loss" if len(runs) > 1 else "Loss", "tasks done", ends=True, clip=True),
+        line_plot(lines("kl", labels), "Validation KL", "tasks done", ends=True),
+    ]
+    return [chart for chart in drawn if chart]
+
+
+def _moments(run: RunRecord, series: Series) -> list[str]:
+    """Say of every point of a training curve which task it was and how far in it."""
+    tasks = np.ceil(series.x).astype(int) - 1
+    shares = series.x - tasks
+    return [f"{run.task_name(task)}, {share:.0%} through" for task, share in zip(tasks.tolist(), shares, strict=True)]
+
+
+def gains(run: RunRecord) -> Chart | None:
+    """Draw what each further component of a task gained, a line for each task."""
+    found = [Line(run.task_name(task), over_components(gain, task)) for task, gain in run.gains.items()]
+    return line_plot(found, "Gained over the smallest mixture, nats", "components", at="components: %{x}")
+
+
+# --- plotly itself --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script that the page carries: packed, and the digest by which a browser may know it."""
+
+    packed: str
+    digest: str
+
+
+@functools.cache
+def plotly_script() -> Script:
+    """Return plotly.js as the installed package has it, gzipped and in base64: 2 MB instead of 5."""
+    from plotly.offline import get_plotlyjs
+
+    source = get_plotlyjs().encode("utf-8")
+    return Script(base64.b64encode(gzip.compress(source, 9, mtime=0)).decode("ascii"), digest(source))
+
+
+def digest(source: bytes) -> str:
+    """Return how a content security policy names a script."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(source).digest()).decode("ascii")

@@ -1,118 +1,113 @@
-"""What a run folder says about its learned components, checked: their numbers and pictures, how they came about."""
+"""The panel of learned components: a picture of each with its weight and its cost, task by task."""
 
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from boovae.errors import InputError
-from boovae.report.log import PNG, Event, Floats, read_bytes
+from boovae.metrics.typed import Floats
+from boovae.report.findings import known
+from boovae.report.numbers import MISSING, number, percent
+from boovae.report.record import Component, RunRecord
+
+SHOWN = 60  # components of a task on the page, the dearest
 
 
 @dataclass(frozen=True)
-class Component:
-    """A stored component of the first replica; NaN where a number is missing."""
+class Tile:
+    """One component: the pseudo-input and its decoded twin, the weight and the cost."""
 
-    task: int
-    place: int
-    weight: float  # inside its task
-    cost: float  # nats that dropping it costs; NaN for the only one of its task
-    pseudo_input: bytes  # PNG
-    decoded: bytes  # PNG: what the decoder makes of it
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How near a task's mixture comes to its aggregated posterior: −E[log m] with so many components."""
-
-    sizes: Floats  # n
-    divergence: Floats  # n x [R]
+    pseudo_input: str
+    decoded: str
+    alt: str
+    decoded_alt: str
+    weight: str
+    cost: str
+    wide: bool  # a strip of colours, not an image
 
 
 @dataclass(frozen=True)
-class Kept:
-    """How many components were kept when a task ended, and how many were duplicates of others; [R]."""
+class Row:
+    """The components of one task."""
 
-    kept: Floats
-    twins: Floats
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """How many components of a task were dropped later, [R]; `late`: after the last evaluation."""
-
-    task: int
-    dropped: Floats
-    late: bool
+    name: str
+    story: str
+    tiles: list[Tile]
 
 
-def read_components(path: Path, notes: list[str]) -> list[Component]:
-    """Return the components of the first replica; a damaged file has none and leaves a note."""
-    if not path.is_file():
-        return []
-    try:
-        listed = Event(path.name, json.loads(read_bytes(path))).value("components")
-        if not isinstance(listed, list):
-            raise ValueError("it has no list of components")
-        return [_component(Event(f"component {index}", entry)) for index, entry in enumerate(listed)]
-    except (InputError, ValueError, RecursionError) as error:
-        problem = str(error).partition(";")[0]  # the remedies are for the logs
-        notes.append(f"{path.name} is damaged ({problem}); the learned components are left out.")
-        return []
+def rows(run: RunRecord) -> list[Row]:
+    """Return the components of every task that has any, the dearest first."""
+    found = []
+    for task in sorted({component.task for component in run.components}):
+        mine = [component for component in run.components if component.task == task]
+        mine.sort(key=lambda component: math.inf if component.cost is None else -component.cost)
+        name = run.task_name(task)
+        tiles = [_tile(component, name, only=len(mine) == 1) for component in mine[:SHOWN]]
+        found.append(Row(name, _story(run, task, len(mine)), tiles))
+    return found
 
 
-def _component(event: Event) -> Component:
-    place = event.integer("component", below=10**6)
-    pictures = _picture(event, "pseudo_input"), _picture(event, "decoded")
-    return Component(event.task(), place, event.number("weight"), event.number("cost"), *pictures)
+def _tile(component: Component, name: str, *, only: bool) -> Tile:
+    weight = percent(known(component.weight))
+    cost = "the only one" if only else nats(known(component.cost))
+    loss = "it is the only one" if only else f"dropping it costs {cost}"
+    width, height = (int.from_bytes(component.decoded[at : at + 4], "big") for at in (16, 20))  # of the PNG's head
+    return Tile(
+        pseudo_input=_source(component.pseudo_input),
+        decoded=_source(component.decoded),
+        alt=f"Pseudo-input {component.component} of task {name}: weight {weight}, {loss}",
+        decoded_alt=f"Decoded image of pseudo-input {component.component}",
+        weight=weight,
+        cost=cost,
+        wide=width > 2 * height,
+    )
 
 
-def _picture(event: Event, key: str) -> bytes:
-    try:
-        content = base64.b64decode(str(event.value(key)), validate=True)
-    except ValueError:
-        content = b""
-    if not content.startswith(PNG):
-        raise event.error(f"'{key}' is not a PNG picture")
-    return content
+def _source(picture: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture).decode("ascii")
 
 
-def gains(events: Sequence[Event], replicas: int) -> dict[int, Gain]:
-    """Return the divergence over the number of components, by task; of a size measured twice the later number."""
-    latest: dict[int, dict[float, Floats]] = {}
-    for event in events:
-        if event.value("event") == "components" and event.value("sizes") is not None:
-            count = len(event.texts("sizes"))
-            rows = event.array("divergence", count, replicas)
-            for size, row in zip(event.array("sizes", count).tolist(), rows, strict=True):
-                if math.isfinite(size):
-                    latest.setdefault(event.task(), {})[size] = row
-    return {
-        task: Gain(np.array(sorted(found)), np.array([found[size] for size in sorted(found)]))
-        for task, found in sorted(latest.items())
-    }
+def nats(cost: float) -> str:
+    """Write a cost.
+
+    >>> nats(0.01234), nats(2.5), nats(0.0002), nats(float("nan"))
+    ('0.012 nats', '2.50 nats', '≈ 0 nats', '–')
+    """
+    if not math.isfinite(cost):
+        return MISSING
+    if cost < 0.001:
+        return "≈ 0 nats"
+    return f"{number(cost, 3 if cost < 1 else None)} nats"
 
 
-def kept(events: Sequence[Event], replicas: int) -> dict[int, Kept]:
-    """Return how many components each task kept."""
-    return {
-        event.task(): Kept(event.array("kept", replicas), event.array("twins", replicas))
-        for event in events
-        if event.value("event") == "components" and event.value("kept") is not None
-    }
+def _story(run: RunRecord, task: int, count: int) -> str:
+    """Say how many components a task has and how they came to be so many."""
+    several = " in each replica" if len(run.seeds) > 1 else ""
+    text = f"{count} component{'s' if count > 1 else ''}"
+    if count > SHOWN:
+        text += f", the {SHOWN} dearest of them here"
+    if task in run.kept:
+        kept, twins = run.kept[task].kept, run.kept[task].twins
+        if kept is not None and (_span(kept) != str(count) or (twins > 0).any()):
+            text += f"; {_span(kept)} kept when the task ended{several}"
+        if (twins > 0).any():
+            text += f", {_span(twins)} merged as duplicates"
+    dropped = sum((pruning.dropped for pruning in run.prunings if pruning.task == task), np.zeros(len(run.seeds)))
+    if (dropped > 0).any():
+        text += f"; {_span(dropped)} pruned since"
+    return f"{text}."
 
 
-def prunings(events: Sequence[Event], replicas: int) -> list[Pruning]:
-    """Return what was pruned after a task had ended."""
-    evaluated = max((index for index, e in enumerate(events) if e.value("event") == "evaluation"), default=-1)
-    return [
-        Pruning(event.task(), event.array("dropped", replicas), late=-1 < evaluated < index)
-        for index, event in enumerate(events)
-        if event.value("event") == "prune"
-    ]
+def _span(counts: Floats) -> str:
+    """Write the numbers of all replicas as a range.
+
+    >>> _span(np.array([14.0, 15.0])), _span(np.array([3.0, 3.0]))
+    ('14 to 15', '3')
+    """
+    finite: Sequence[float] = counts[np.isfinite(counts)].tolist() or [math.nan]
+    low, high = number(min(finite), 0), number(max(finite), 0)
+    return low if low == high else f"{low} to {high}"

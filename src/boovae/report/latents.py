@@ -1,72 +1,137 @@
-"""The map of a run's latent space as its folder has it, checked: test images by task, and the prior's components."""
+"""The map of a run's latent space: test images by task, and the prior's components, as plotly draws them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from html import escape
+from typing import Any
 
-from boovae.errors import InputError
-from boovae.report.log import Event, Floats, read_bytes
+import numpy as np
 
-Part = TypeVar("Part")
+from boovae.metrics.typed import Floats
+from boovae.report.charts import AXIS, Chart, Numbers, colour, listed
+from boovae.report.numbers import deviation, mean, number
+from boovae.report.record import LatentMap, Place, RunRecord
+from boovae.report.series import COLOURS
 
-
-@dataclass(frozen=True)
-class Codes:
-    """Places of some test images of one task, n x 2."""
-
-    task: int
-    points: Floats
-
-
-@dataclass(frozen=True)
-class Place:
-    """A component of the prior; `task` is None where the prior is not divided among tasks."""
-
-    task: int | None
-    mass: float
-    at: Floats  # 2
-    deviation: Floats  # 2
+#: Marks of tasks on a map, another one once the colours are used up: plotly's name and how a legend writes it.
+SYMBOLS = {"circle": "●", "triangle-up": "▲", "square": "■", "cross": "✚"}
+#: What a component of the prior looks like on a map.
+COMPONENT = "diamond"
 
 
-@dataclass(frozen=True)
-class LatentMap:
-    """The plane in which the first replica's codes spread most."""
-
-    explained: Floats  # 2: the axes' shares of the variance
-    separate: bool  # every task has a latent space of its own
-    codes: list[Codes]
-    components: list[Place]
-
-
-def read_latents(path: Path, notes: list[str]) -> LatentMap | None:
-    """Return the map; there is none before the first evaluation, and a damaged file leaves a note."""
-    if not path.is_file():
+def latent_map(run: RunRecord) -> Chart | None:
+    """Draw test images and the prior's components in the plane where the images spread most."""
+    if run.latents is None:
         return None
-    try:
-        event = Event(path.name, json.loads(read_bytes(path)))
-        codes, components = _each(event, "codes", _codes), _each(event, "components", _place)
-        return LatentMap(event.array("explained", 2), event.value("separate") is True, codes, components)
-    except (InputError, ValueError, RecursionError) as error:
-        problem = str(error).partition(";")[0]  # the remedies are for the logs
-        notes.append(f"{path.name} is damaged ({problem}); the latent map is left out.")
+    owners = {place.task for place in run.latents.components if place.task is not None}
+    names = {task: run.task_name(task) for task in owners | {codes.task for codes in run.latents.codes}}
+    return _map(run.latents, names, "Codes and components")
+
+
+@dataclass(frozen=True)
+class TaskLabel:
+    """A task in the legend of charts that show tasks; `colour` as there."""
+
+    label: str
+    colour: int
+    again: bool  # the colours are used up
+    mark: str  # on a map
+
+
+def task_legend(run: RunRecord) -> list[TaskLabel]:
+    """Return the tasks of a run in the colours in which charts show them."""
+    shown = set(run.gains) | ({codes.task for codes in run.latents.codes} if run.latents else set())
+    marks = list(SYMBOLS.values())
+    return [
+        TaskLabel(run.task_name(task), task % COLOURS, task >= COLOURS, marks[_round_of(task)])
+        for task in sorted(shown)
+    ]
+
+
+def _map(latents: LatentMap, names: dict[int, str], title: str) -> Chart | None:
+    """Draw test images as points, coloured by task, and the prior's components as diamonds as large as their mass."""
+    if not latents.codes:
         return None
+    places = [p for p in latents.components if np.isfinite([*p.at, *p.deviation]).all() and (p.mass or 0) > 0]
+    axes = [_direction(name, share) for name, share in zip(("first", "second"), latents.explained, strict=True)]
+    layout: dict[str, Any] = {
+        "xaxis": axes[0],
+        "yaxis": axes[1] | {"scaleanchor": "x"},
+        "hovermode": "closest",
+        "shapes": [_outline(places[0])] if len(places) == 1 else [],
+    }
+    data = [_points(codes.points, names[codes.task], codes.task) for codes in latents.codes]
+    data += _components(places, names)
+    describe = f"{title}: test images of {len(latents.codes)} tasks and {len(places)} components of the prior"
+    return Chart(title, describe, {"data": data, "layout": layout}, _map_table(latents, names), square=True)
 
 
-def _each(event: Event, key: str, read: Callable[[Event], Part]) -> list[Part]:
-    entries: Any = event.value(key)
-    if not isinstance(entries, list):
-        raise ValueError(f"it has no list of {key}")
-    return [read(Event(f"{key} {index}", entry)) for index, entry in enumerate(entries)]
+def _direction(name: str, share: float) -> dict[str, Any]:
+    of_variance = f" ({100 * share:.0f} % of the variance)" if math.isfinite(share) else ""
+    return AXIS | {"title": {"text": f"{name} direction{of_variance}"}, "zeroline": False, "constrain": "domain"}
 
 
-def _codes(event: Event) -> Codes:
-    return Codes(event.task(), event.array("points", len(event.texts("points")), 2))
+def _map_table(latents: LatentMap, names: dict[int, str]) -> Numbers:
+    """Return where the codes of every task lie and how wide, and how many components it has."""
+    rows = []
+    for codes in latents.codes:
+        places = [*mean(codes.points, axis=0).tolist(), *deviation(codes.points, axis=0).tolist()]
+        components = sum(place.task == codes.task for place in latents.components)
+        cells = [str(len(codes.points)), *map(number, places), str(components)]
+        rows.append((names[codes.task], cells))
+    return Numbers(["task", "images", "centre 1", "centre 2", "deviation 1", "deviation 2", "components"], rows)
 
 
-def _place(event: Event) -> Place:
-    task = None if event.value("task") is None else event.task()
-    return Place(task, event.number("mass"), event.array("at", 2), event.array("deviation", 2))
+def _round_of(task: int) -> int:
+    """Return how often the colours were used up before a task: which of `SYMBOLS` it has."""
+    return task // COLOURS % len(SYMBOLS)
+
+
+def _points(points: Floats, name: str, task: int) -> dict[str, Any]:
+    symbol = list(SYMBOLS)[_round_of(task)]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": escape(name),
+        "x": listed(points[:, 0]),
+        "y": listed(points[:, 1]),
+        "marker": {"color": colour(task), "symbol": symbol, "size": 5, "opacity": 0.6},
+        "hovertemplate": "task “%{fullData.name}”<extra></extra>",
+    }
+
+
+def _components(places: Sequence[Place], names: dict[int, str]) -> list[dict[str, Any]]:
+    """Return one trace of all components, each in the colour of its task."""
+    if not places:
+        return []
+    masses = [place.mass or 0.0 for place in places]
+    largest = max(masses)
+    owners = ["the prior" if place.task is None else f"task “{names.get(place.task, '?')}”" for place in places]
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "components",
+            "x": listed(np.array([place.at[0] for place in places])),
+            "y": listed(np.array([place.at[1] for place in places])),
+            "text": [escape(owner) for owner in owners],
+            "customdata": [round(100 * mass, 2) for mass in masses],
+            "marker": {
+                "symbol": COMPONENT,
+                "size": [round(6 + 8 * math.sqrt(mass / largest), 1) for mass in masses],
+                "color": ["var(--card)" if place.task is None else colour(place.task) for place in places],
+                "line": {"color": "var(--ink)", "width": 1.2},
+            },
+            "hovertemplate": "component of %{text}: %{customdata} % of the prior<extra></extra>",
+        }
+    ]
+
+
+def _outline(place: Place) -> dict[str, Any]:
+    """Return an ellipse of two standard deviations."""
+    (x, y), (wide, high) = place.at.tolist(), (2 * place.deviation).tolist()
+    corners = {"x0": x - wide, "x1": x + wide, "y0": y - high, "y1": y + high}
+    return {"type": "circle", **corners, "line": {"color": "var(--ink)", "width": 1.2, "dash": "dot"}}

@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.report.charts import COLOURS
-from boovae.report.curves import curves, gains, has_paper, is_joint, latent_map, task_legend, training
-from boovae.report.findings import Headline, headlines
+from boovae.metrics.typed import Floats
+from boovae.report.charts import curves, digest, gains, is_joint, plotly_script, training
+from boovae.report.components import rows
+from boovae.report.findings import NOTHING, Headline, Published, headlines
 from boovae.report.frame import environment, own_file
-from boovae.report.gallery import rows
+from boovae.report.latents import latent_map, task_legend
 from boovae.report.numbers import MISSING, change, mean, plus_minus
-from boovae.report.plots import digest, plotly_script
-from boovae.report.read import Run, read_run
+from boovae.report.record import RunRecord
+from boovae.report.series import COLOURS
 from boovae.report.tables import ledger, matrices
-from boovae.runs.warnings import sentinels
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -38,47 +36,37 @@ class Picture:
     alt: str
 
 
-def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page about these run folders and return its path.
+def write_report(
+    runs: Sequence[RunRecord],
+    out: Path,
+    *,
+    warnings: Sequence[Sequence[str]] = (),
+    published: Published | None = None,
+) -> Path:
+    """Write the page about these runs and return its path.
 
-    One run is written to `RUN/report.html` unless `out` says otherwise; several need `out`. The page makes no
-    request to anywhere; without JavaScript its tables stand in for the charts. The same folders and the same plotly
-    give the same bytes.
+    `warnings` are what to know before reading the numbers of each run, `published` the numbers to put beside them. The
+    page makes no request to anywhere; without JavaScript its tables stand in for the charts. The same runs and the same
+    plotly give the same bytes.
     """
-    folders = [Path(run) for run in runs]
-    if not folders:
+    if not runs:
         raise InputError("no run given: name at least one run folder, as written by 'boovae train'")
-    if out is None and len(folders) > 1:
-        raise InputError("several runs need a file to write to: {out=compare.html}")
-    target = folders[0] / "report.html" if out is None else Path(out)
-    if target.is_dir():
-        raise InputError(f"{target} is a folder: give the name of a file, for example {target / 'report.html'}")
-    page = render([read_run(folder) for folder in folders])
-    # A name may hold half a character (JSON allows it), which UTF-8 cannot write.
-    write_file(target, page.encode("utf-8", errors="replace"))
-    return target
-
-
-def render(runs: Sequence[Run]) -> str:
-    """Return the page as text."""
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: give the name of a file, for example {out / 'report.html'}")
+    context = _content(runs, warnings or [()] * len(runs), published or {})
     script = own_file("page.js")
-    return (
-        environment()
-        .get_template("report/page.html")
-        .render(
-            style=own_file("style.css"),
-            script=script,
-            script_digest=digest(script.encode("utf-8")),
-            plotly=plotly_script(),
-            **_context(runs),
-        )
+    page = environment().get_template("report/page.html")
+    text = page.render(
+        style=own_file("style.css"),
+        script=script,
+        script_digest=digest(script.encode("utf-8")),
+        plotly=plotly_script(),
+        parts=_parts(context),
+        **context,
     )
-
-
-def _context(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return everything the template shows."""
-    context = _content(runs)
-    return context | {"parts": _parts(context)}
+    # A name may hold half a character (JSON allows it), which UTF-8 cannot write.
+    write_file(out, text.encode("utf-8", errors="replace"))
+    return out
 
 
 def _parts(context: dict[str, Any]) -> list[str]:
@@ -99,14 +87,15 @@ def _parts(context: dict[str, Any]) -> list[str]:
     return [part for part, content in there.items() if content]
 
 
-def _content(runs: Sequence[Run]) -> dict[str, Any]:
+def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]], published: Published) -> dict[str, Any]:
     """Return everything the parts of the page show."""
     labels = _labels(runs)
     several = len(runs) > 1
+    charts = curves(runs, labels, published)
     return {
         "title": "Comparison of runs" if several else labels[0],
         "several": several,
-        "measured": any(run.measured for run in runs),
+        "measured": any(run.head.estimator is None for run in runs),
         "runs": [
             {
                 "label": label,
@@ -114,7 +103,7 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
                 "dashed": index >= COLOURS,
                 "about": _about(run),
                 "joint": is_joint(run),
-                "headlines": headlines(run),
+                "headlines": headlines(run, published),
                 "film": _film(run),
                 "components": rows(run),
                 "gains": gains(run),
@@ -125,10 +114,10 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
             }
             for index, (run, label) in enumerate(zip(runs, labels, strict=True))
         ],
-        "headline_table": _headline_table(runs),
-        "notices": _notices(runs, labels),
-        "curves": curves(runs, labels),
-        "paper": has_paper(runs),
+        "headline_table": _headline_table(runs, published),
+        "notices": _notices(runs, labels, warnings),
+        "curves": charts,
+        "paper": any(line.kind == "paper" for chart in charts for line in chart.lines),
         "matrices": matrices(runs, labels),
         "training": training(runs, labels),
         "settings": _side_by_side([run.config for run in runs]),
@@ -136,18 +125,18 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[RunRecord]) -> list[str]:
     """Name each run by its folder; where names repeat, by the folder above too, else by number."""
     for names in (
         [run.name for run in runs],
-        [f"{run.path.resolve().parent.name}/{run.name}" for run in runs],
+        ["/".join(run.path.split("/")[-2:]) for run in runs],
     ):
         if len(set(names)) == len(names):
             return names
     return [f"{run.name} ({index})" for index, run in enumerate(runs, start=1)]
 
 
-def _about(run: Run) -> str:
+def _about(run: RunRecord) -> str:
     replicas = f"{len(run.seeds)} replicas" if len(run.seeds) != 1 else "1 replica"
     tasks = f"{run.planned} tasks" if run.planned != 1 else "1 task"
     return f"{run.method} on {run.dataset}, {tasks}, {replicas}"
@@ -166,21 +155,23 @@ def _with_code(text: str) -> Markup:
     return Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
 
 
-def _notices(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[str, Markup]]:
+def _notices(
+    runs: Sequence[RunRecord], labels: Sequence[str], warnings: Sequence[Sequence[str]]
+) -> list[tuple[str, Markup]]:
     """Return what to know before reading the numbers: whose it is, and the text; what several runs share comes once."""
     found: dict[str, list[str]] = {text: [] for text in _remarks(runs)}
-    for run, label in zip(runs, labels, strict=True):
-        for text in (_state(run), *(sentinel.text for sentinel in sentinels(run)), *run.notes):
+    for run, label, said in zip(runs, labels, warnings, strict=True):
+        for text in (_state(run), *said, *run.notes):
             if text:
                 found.setdefault(text, []).append(label)
     return [(", ".join(whose) if len(runs) > 1 else "", _with_code(text)) for text, whose in found.items()]
 
 
-def _state(run: Run) -> str:
+def _state(run: RunRecord) -> str:
     """Say in a sentence how far an unfinished run is; empty for a finished one."""
     if run.finished:
         return ""
-    if not run.measured:
+    if run.head.estimator is not None:
         return (
             "A saved estimator keeps no images, so it is not measured: in Python, BooVAE.load(...).score(images) does."
         )
@@ -190,7 +181,7 @@ def _state(run: Run) -> str:
     return f"This run is unfinished: the numbers are those after {seen} of its {run.planned} tasks."
 
 
-def _remarks(runs: Sequence[Run]) -> list[str]:
+def _remarks(runs: Sequence[RunRecord]) -> list[str]:
     """Say what makes a comparison unfair."""
     remarks = []
     if len({run.dataset for run in runs}) > 1:
@@ -203,12 +194,12 @@ def _remarks(runs: Sequence[Run]) -> list[str]:
     return remarks
 
 
-def _headline_table(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _headline_table(runs: Sequence[RunRecord], published: Published) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return label and (value, detail) per run, for runs side by side."""
     bound = next((run for run in runs if is_joint(run)), None)
     columns = []
     for run in runs:
-        lines = headlines(run)
+        lines = headlines(run, published)
         if bound is not None and lines:
             lines.insert(1, _above(run, bound))
         columns.append({line.label: (line.value, line.detail) for line in lines})
@@ -216,21 +207,26 @@ def _headline_table(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]
     return [(name, [column.get(name, (MISSING, "")) for column in columns]) for name in names]
 
 
-def _above(run: Run, bound: Run) -> Headline:
+def _above(run: RunRecord, bound: RunRecord) -> Headline:
     """Return how far a run's NLL is from that of training on everything, after the last number of tasks both have."""
     label, detail = "NLL above the joint bound", "no number of tasks that both have"
     if run is bound:
         return Headline(label, MISSING, "this is the bound")
-    theirs = {evaluation.task: evaluation.nll for evaluation in bound.evaluations if run.dataset == bound.dataset}
-    for evaluation in reversed(run.evaluations):
-        gap = float(mean(evaluation.nll)) - float(mean(theirs.get(evaluation.task, np.array([math.nan]))))
+    ours, theirs = _pooled(run), _pooled(bound) if run.dataset == bound.dataset else {}
+    for task in sorted(ours, reverse=True):
+        gap = float(mean(ours[task])) - float(mean(theirs.get(task, NOTHING)))
         if math.isfinite(gap):
-            detail = f"nats, after {evaluation.task + 1} tasks; the bound is {plus_minus(theirs[evaluation.task])}"
+            detail = f"nats, after {task + 1} tasks; the bound is {plus_minus(theirs[task])}"
             return Headline(label, change(gap), detail)
     return Headline(label, MISSING, detail)
 
 
-def _film(run: Run) -> list[Picture]:
+def _pooled(run: RunRecord) -> dict[int, Floats]:
+    """Return the NLL of all tasks seen, after each."""
+    return {evaluation.task: evaluation.nll.pooled for evaluation in run.evaluations if evaluation.nll}
+
+
+def _film(run: RunRecord) -> list[Picture]:
     frames = []
     for task, content in run.samples.items():
         source = "data:image/png;base64," + base64.b64encode(content).decode("ascii")

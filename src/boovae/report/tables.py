@@ -1,18 +1,29 @@
-"""The task x time matrices as tables whose cells carry a number and a shade."""
+"""Tables: task x time matrices whose cells carry a number and a shade, and all numbers of a run as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from boovae.report.log import Floats
+from boovae.files import write_file
+from boovae.metrics.evaluation import Evaluation
+from boovae.metrics.metric import numbers
+from boovae.metrics.typed import Floats
+from boovae.report.findings import known
 from boovae.report.numbers import change, deviation, duration, mean, number, size
-from boovae.report.read import Evaluation, Run
+from boovae.report.record import RunRecord
 
-STRONGEST = 78  # per cent of the heat colour: text on it stays readable
+#: Per cent of the heat colour: text on it stays readable.
+STRONGEST = 78
+#: The head of a CSV of numbers.
+COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
 
 
 @dataclass(frozen=True)
@@ -56,16 +67,28 @@ class _Entry:
 Entries = dict[tuple[int, int], _Entry]  # (row, column)
 
 
-def matrices(runs: Sequence[Run], labels: Sequence[str]) -> list[Matrix]:
+def matrices(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Matrix]:
     """Return the four matrices of the page."""
     nll = "A row is a task, a column the moment after so many tasks; stronger colour is a higher, worse NLL."
     own = "The same, scored only under the task's own part of the prior, so sharing the prior does not count."
     forgot = "Change under own components since the task was learned: warm is forgotten, cool has improved."
     share = "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
     found = [
-        _task_matrix(runs, labels, "NLL per task", nll, lambda e: e.nll_per_task, _sequential, number),
-        _task_matrix(runs, labels, "NLL under own components", own, lambda e: e.nll_own, _sequential, number),
-        _task_matrix(runs, labels, "Forgetting, nats", forgot, lambda e: e.forgetting, _diverging, change),
+        _task_matrix(
+            runs, labels, "NLL per task", nll, lambda e: e.nll.per_task if e.nll else None, _sequential, number
+        ),
+        _task_matrix(
+            runs, labels, "NLL under own components", own, lambda e: e.nll.own if e.nll else None, _sequential, number
+        ),
+        _task_matrix(
+            runs,
+            labels,
+            "Forgetting, nats",
+            forgot,
+            lambda e: e.forgetting.own if e.forgetting else None,
+            _diverging,
+            change,
+        ),
         _class_matrix(runs, labels, "Classes of the samples", share),
     ]
     return [matrix for matrix in found if any(table.rows for table in matrix.tables)]
@@ -86,11 +109,11 @@ def _diverging(value: float, low: float, high: float) -> tuple[str, int]:
 
 
 def _task_matrix(
-    runs: Sequence[Run],
+    runs: Sequence[RunRecord],
     labels: Sequence[str],
     title: str,
     explanation: str,
-    values: Callable[[Evaluation], Floats],
+    values: Callable[[Evaluation], Floats | None],
     tone: Tone,
     write: Callable[[float, int], str],
 ) -> Matrix:
@@ -103,25 +126,30 @@ def _task_matrix(
     return Matrix(title, explanation, tables)
 
 
-def _class_matrix(runs: Sequence[Run], labels: Sequence[str], title: str, explanation: str) -> Matrix:
+def _class_matrix(runs: Sequence[RunRecord], labels: Sequence[str], title: str, explanation: str) -> Matrix:
     """Lay the class proportions out as class x time, coloured by the distance from the fair share."""
     tables = []
     for run, label in zip(runs, labels, strict=True):
-        names = list(dict.fromkeys(name for e in run.evaluations for name in e.classes))
+        names = list(dict.fromkeys(name for e in run.evaluations for name in run.classes(e)))
         entries: Entries = {}
         for column, evaluation in enumerate(run.evaluations):
-            shares, spread = mean(evaluation.proportions, axis=0), deviation(evaluation.proportions, axis=0)
-            for name, share, std in zip(evaluation.classes, shares, spread, strict=True):
-                missing = 1 - share * len(evaluation.classes)  # 1: never drawn, 0: fair, -1: twice as often
+            if evaluation.diversity is None:
+                continue
+            proportions, classes = evaluation.diversity.proportions, run.classes(evaluation)
+            shares, spread = mean(proportions, axis=0), deviation(proportions, axis=0)
+            for name, share, std in zip(classes, shares, spread, strict=True):
+                missing = 1 - share * len(classes)  # 1: never drawn, 0: fair, -1: twice as often
                 entries[names.index(name), column] = _Entry(100 * share, 100 * std, float(missing))
         tables.append(_table(run, label, "class", names, entries, (-1.0, 1.0), _diverging, number))
     return Matrix(title, explanation, tables)
 
 
-def _entries(run: Run, values: Callable[[Evaluation], Floats]) -> Entries:
+def _entries(run: RunRecord, values: Callable[[Evaluation], Floats | None]) -> Entries:
     entries: Entries = {}
     for column, evaluation in enumerate(run.evaluations):
         matrix = values(evaluation)
+        if matrix is None:
+            continue
         for task, (middle, std) in enumerate(zip(mean(matrix), deviation(matrix), strict=True)):
             if np.isfinite(middle):
                 entries[task, column] = _Entry(float(middle), float(std), float(middle))
@@ -135,7 +163,7 @@ def _span(grids: Sequence[Entries]) -> tuple[float, float]:
 
 
 def _table(
-    run: Run,
+    run: RunRecord,
     label: str,
     corner: str,
     names: Sequence[str],
@@ -157,22 +185,57 @@ def _table(
     return Table(label, corner, columns, rows)
 
 
-def ledger(run: Run, label: str) -> Table:
+def ledger(run: RunRecord, label: str) -> Table:
     """Return what every task cost: memory by kind, stored images, parameters, seconds, steps."""
-    kinds = list(dict.fromkeys(kind for e in run.evaluations for kind in e.memory))
+    kinds = list(dict.fromkeys(kind for e in run.evaluations for kind in e.ledger.memory))
     several = kinds if len(kinds) > 1 else []
     columns = ["memory", *several, "images kept", "parameters", "training", "evaluation", "steps"]
     rows = []
     for evaluation in run.evaluations:
-        timing = run.timings.get(evaluation.task)
+        timing, cost = run.timings.get(evaluation.task), evaluation.ledger
         texts = [
-            size(evaluation.memory_bytes),
-            *(size(evaluation.memory.get(kind, 0.0)) for kind in several),
-            number(evaluation.images_stored, 0),
-            number(evaluation.parameters, 0),
+            size(known(cost.memory_bytes)),
+            *(size(cost.memory.get(kind, 0)) for kind in several),
+            number(known(cost.images_stored), 0),
+            number(known(cost.parameters), 0),
             duration(timing.train_seconds if timing else math.nan),
             duration(timing.evaluate_seconds if timing else math.nan),
             number(timing.steps if timing else math.nan, 0),
         ]
         rows.append((run.task_name(evaluation.task), [Cell(text) for text in texts]))
     return Table(label, "after task", columns, rows)
+
+
+# --- all numbers ----------------------------------------------------------------------------------------------------
+
+
+def write_csv(run: RunRecord, out: Path) -> Path:
+    """Write every seed, task and metric of a run to `out`; lines that start with # say how they were made."""
+    seconds = ", ".join(f"{what} {run.seconds(what):.1f}" for what in ("train", "evaluate"))
+    head = {**run.environment, "seeds": " ".join(map(str, run.seeds)), "seconds": seconds}
+    text = io.StringIO()
+    text.writelines(f"# {name}: {value}\n" for name, value in head.items())
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for evaluation in run.evaluations:
+        writer.writerows(rows(evaluation, run.seeds))
+    write_file(out, text.getvalue().encode())
+    return out
+
+
+def rows(evaluation: Evaluation, seeds: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    """Yield the numbers of an evaluation: those about all tasks, those of each task, those that all seeds share."""
+    found = [each for each in numbers(evaluation) if each.name]
+    for each in (one for one in found if one.values.ndim == 1):
+        for seed, value in zip(seeds, each.values.tolist(), strict=True):
+            yield evaluation.learned, each.name, "", seed, _finite(value)
+    for each in (one for one in found if one.values.ndim == 2):
+        for task, values in enumerate(each.values.tolist()):
+            for seed, value in zip(seeds, values, strict=True):
+                yield evaluation.learned, each.name, task, seed, _finite(value)
+    for each in (one for one in found if one.values.ndim == 0):
+        yield evaluation.learned, each.name, "", "", each.values.item()
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The images of a run's tasks, as far as they are at hand: later, or on another machine, old data may be gone."""
+"""The images of a run: its dataset, and those of the tasks it has learned, which may be gone by now."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Past:
         )
 
 
-def recall(
+def learned_images(
     settings: Settings,
     head: Event,
     extensions: Sequence[Event],

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from boovae.config import Settings
 from boovae.data import DATASETS, Stream, Task
 from boovae.errors import InputError
-from boovae.files import TEXT_BYTES, read_file, write_file
+from boovae.files import write_file
 from boovae.metrics.cost import ledger
-from boovae.metrics.evaluation import METRICS
 from boovae.metrics.features import check_names
-from boovae.metrics.judges import Judges, judge
+from boovae.metrics.measure import SampleNetworks, sample_networks
+from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device
-from boovae.runs.data import Past, load_data, recall
+from boovae.runs.data import Past, learned_images, load_data
 from boovae.runs.environment import environment
-from boovae.runs.folder import Run
+from boovae.runs.folder import RunFolder
 from boovae.runs.progress import Display
+from boovae.runs.run import Run
 from boovae.runs.trackers import check_trackers, tracked
 from boovae.runs.train import advance, make_trainer, signals
 from boovae.training.events import Event
-from boovae.training.state import logged
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def extend(
     data_dir: Path | None = None,
     device: str = "auto",
     compile: Literal["auto", "on", "off"] = "auto",
-    metrics: Sequence[str] = METRICS,
+    metrics: Sequence[str] = USUAL,
     log: Sequence[str] = (),
     features: Sequence[str] = ("classifier",),
     display: Display | None = None,
@@ -55,32 +55,33 @@ def extend(
     """
     check_trackers(log)
     check_names(features)
+    check_metrics(metrics)
     chosen = choose_device(device)
     with Run.open(folder, display) as run, signals(run):
         plan = _plan(run, _source(data), name, data_dir)
-        trainer = make_trainer(run, chosen, compile=_compiled(folder, chosen, compile))
+        trainer = make_trainer(run, chosen, compile=_compiled(run.files, chosen, compile))
         run.restore(trainer)
         run.display.note(carried(trainer))
         if not plan.begun:
             _begin(run, trainer, plan, command)
         plan.past.add([plan.event["name"]], plan.stream)
         together = plan.past.stream
-        judges = Judges()
+        networks = SampleNetworks()
         if together is not None:
-            judges = judge(together, trainer, metrics, run.say, features, data_dir)
+            networks = sample_networks(together, trainer, metrics, run.say, features, data_dir)
         with tracked(run, log):
-            advance(run, trainer, plan.past.tasks, judges, metrics)
+            advance(run, trainer, plan.past.tasks, networks, metrics)
         return folder
 
 
 def carried(trainer: Trainer) -> str:
     """Say what one replica has of the past: the method's memory and the networks, in bytes."""
     cost = ledger(trainer)
-    parts = ", ".join(f"{name} {size:,}" for name, size in cost["memory"].items())
+    parts = ", ".join(f"{name} {size:,}" for name, size in cost.memory.items())
     networks = sum(tensor[0].nbytes for tensor in trainer.replicas.parameters.values())
     return (
-        f"carried from {trainer.tasks_done} tasks, per replica: memory {cost['memory_bytes']:,} bytes"
-        f"{f' ({parts})' if parts else ''}, networks {networks:,} bytes, stored images {cost['images_stored']:,}"
+        f"carried from {trainer.tasks_done} tasks, per replica: memory {cost.memory_bytes:,} bytes"
+        f"{f' ({parts})' if parts else ''}, networks {networks:,} bytes, stored images {cost.images_stored:,}"
     )
 
 
@@ -98,7 +99,7 @@ class _Plan(NamedTuple):
 
 def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None) -> _Plan:
     """Find out what is to be done, or refuse it."""
-    log = _log(run)
+    log = run.read_saved()
     head, extensions = log[0], [event for event in log if event["event"] == "extend"]
     if "estimator" in head:
         raise InputError(
@@ -107,7 +108,7 @@ def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None)
         )
     begun = _begun(run, log, extensions)
     _check_same(run.folder, begun, source, name)
-    past = recall(run.settings, head, extensions, data_dir, download=source is None)
+    past = learned_images(run.settings, head, extensions, data_dir, download=source is None)
     stream = _next_task(past, run.settings) if source is None else _one_task(run.settings, source, data_dir)
     if begun is not None and begun["split"]["digest"] != stream.digest:
         raise _unfinished(run.folder, begun)
@@ -118,32 +119,21 @@ def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None)
     return _Plan(past, named, event, begun is not None)
 
 
-def _log(run: Run) -> list[Event]:
-    """Return the log as the newest checkpoint knows it: what came later will be done again."""
-    path, (length, _) = run.folder / "metrics.jsonl", logged(run.saved()[1])
-    if not path.is_file() or path.stat().st_size < length:
-        raise InputError(f"{path} is shorter than the checkpoint says: copy the whole run folder")
-    run.head(length)
-    return run.events(length=length)
-
-
-def _made(folder: Path) -> dict[str, Any]:
+def _made(files: RunFolder) -> dict[str, Any]:
     """Return what the run was made with."""
-    path = folder / "environment.json"
-    try:
-        made = json.loads(read_file(path, TEXT_BYTES))
-        if not isinstance(made, dict) or not isinstance(made.get("extensions", {}), dict):
-            raise ValueError("not what a run was made with")
-        return made
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}): copy the whole run folder") from error
+    made = files.read_environment()
+    if not isinstance(made.get("extensions", {}), dict):
+        raise InputError(
+            f"{files.environment} cannot be read (its extensions are not a table): copy the whole run folder"
+        )
+    return made
 
 
 def _begun(run: Run, log: Sequence[Event], extensions: list[Event]) -> Event | None:
     """Return the extension that is not finished, taken off the list, or None; refuse a run that is not finished."""
     planned, done = len(log[0]["tasks"]), sum(event["event"] == "evaluation" for event in log)
     if done < planned:
-        command = _made(run.folder).get("command", "boovae train")
+        command = _made(run.files).get("command", "boovae train")
         raise InputError(
             f"{run.folder} is not finished ({done} of {planned} tasks): continue it first, with `{command}`"
         )
@@ -251,20 +241,20 @@ def _chosen_name(wanted: str | None, default: str, taken: Sequence[str]) -> str:
 # --- beginning ------------------------------------------------------------------------------------------------------
 
 
-def _compiled(folder: Path, device: torch.device, compile: str) -> bool:
+def _compiled(files: RunFolder, device: torch.device, compile: str) -> bool:
     """Whether to compile; by default as the run was trained, because that decides the last bits of every number."""
     if compile != "auto":
         return compile == "on"
-    made = _made(folder)
+    made = _made(files)
     return made.get("compiled") is True and str(made.get("device")).startswith("cpu") == (device.type == "cpu")
 
 
 def _begin(run: Run, trainer: Trainer, plan: _Plan, command: str) -> None:
     """Write down what begins, and where it is made; from here on only the same extension can go on."""
-    made, task = _made(run.folder), plan.event["task"]
+    made, task = _made(run.files), plan.event["task"]
     here = environment(trainer.device, trainer.compile, command)
     made["extensions"] = {**made.get("extensions", {}), str(task): here}
-    write_file(run.folder / "environment.json", json.dumps(made, indent=1).encode())
+    write_file(run.files.environment, json.dumps(made, indent=1).encode())
     run.event(plan.event)
     if plan.past.missing:
         run.event({"event": "note", "task": task, "text": plan.past.explain()})

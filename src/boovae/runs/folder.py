@@ -1,208 +1,276 @@
-"""The folder of a run: settings, log, checkpoints, held by one process at a time (docs/run-folder.md)."""
+"""The files of a run folder: what each is called, which format it has, and how it is read (docs/run-folder.md).
+
+Nothing in a folder is trusted: a stranger may have made it. Importing this costs no torch.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import time
-from contextlib import ExitStack
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, TypeVar
 
-from boovae.config import Settings, to_toml
-from boovae.config.resolve import read_toml
+import msgspec
+import numpy as np
+
 from boovae.errors import InputError
-from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
-from boovae.methods import REGISTRY, from_mapping
-from boovae.metrics import partial as tally
-from boovae.report.log import checked, read_events
-from boovae.runs.progress import Display, Silent
-from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
-from boovae.training.events import Event, Interrupted
-from boovae.training.state import logged, refused
-from boovae.training.trainer import Trainer
+from boovae.files import read_file
+from boovae.metrics.evaluation import Evaluation, read_evaluation
+from boovae.metrics.typed import REMEDY, decode
+from boovae.report.record import EVENTS, ComponentsFile, ComponentsLearned, Divergence, Head, LatentMap, Timing
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Event = dict[str, Any]
+Content = TypeVar("Content", bound=msgspec.Struct)
 
-    from boovae.data import Task
-    from boovae.runs.trackers import Follower
+#: The newest version of `metrics.jsonl` that is read, and the one that is written.
+LOG_FORMAT = 1
+#: A hundred tasks of a thousand epochs take a tenth of it.
+LOG_BYTES = 1 << 30
+#: How a picture of a run folder begins.
+PNG = b"\x89PNG\r\n\x1a\n"
+_GRID = re.compile(r"task_(\d{1,5})\.png", re.ASCII)
 
 
-class Run:
-    """A run folder, held by one process at a time. Watches the trainer: log, checkpoints, display."""
+class Line(NamedTuple):
+    """An event of a log and its place, as an error names it."""
 
-    def __init__(self, folder: Path, settings: Settings, display: Display | None = None) -> None:
-        self.folder = folder
-        self.settings = settings
-        self.display = display or Silent()
-        self.stop_requested = False
-        self.follower: Follower | None = None
-        self.tallies: dict[str, tally.Tally] = {}  # of the evaluation that is going on
-        self._lines: list[str] = []
-        self._untold: list[Event] = []  # events since the last checkpoint
-        self._saved = self._asked = time.monotonic()
-        self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
-        self._began: float | None = None
-        self._lock = hold_folder(folder)
+    where: str
+    event: Event
 
-    # --- making and opening -------------------------------------------------------------------------------------
 
-    @classmethod
-    def create(
-        cls, folder: Path, settings: Settings, environment: dict[str, Any], display: Display | None = None
-    ) -> Run:
-        """Make a new run folder; refuses one that holds a run."""
-        try:
-            make_folder(folder / "samples")
-        except OSError as error:
-            raise InputError(f"cannot write to {folder} ({{out}}): {error.strerror}; choose another folder") from error
-        with ExitStack() as stack:
-            run = stack.enter_context(cls(folder, settings, display))
-            if (folder / "config.toml").exists():  # asked once nobody else can make one
-                raise InputError(
-                    f"{folder} already holds a run: choose another {{out}}, or {{resume=auto}} to continue it"
-                )
-            write_file(folder / "environment.json", json.dumps(environment, indent=1).encode())
-            write_file(folder / "metrics.jsonl", b"")
-            write_file(folder / "config.toml", to_toml(settings, REGISTRY.sections(settings.method)).encode())
-            stack.pop_all()
-            return run
+@dataclass(frozen=True)
+class RunFolder:
+    """The places of a run folder, and the content of each."""
 
-    @classmethod
-    def open(cls, folder: Path, display: Display | None = None) -> Run:
-        """Open an existing run folder."""
-        if not (folder / "config.toml").is_file():
-            raise InputError(
-                f"{folder} is no run folder: it has no config.toml; `boovae train --out {folder}` makes one"
-            )
-        return cls(folder, from_mapping(read_toml(folder / "config.toml")), display)
-
-    def close(self) -> None:
-        """Let other processes use the folder."""
-        os.close(self._lock)
-        self.display.close()
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    # --- the log ------------------------------------------------------------------------------------------------
-
-    def events(self, kind: str | None = None, length: int | None = None) -> list[Event]:
-        """Return what `metrics.jsonl` (or its first `length` bytes) says, all of it or one kind of event."""
-        self._flush()
-        path = self.folder / "metrics.jsonl"
-        events = checked(read_events(path, [], length), path)  # a torn last line is behind the checkpoint
-        return [event.data for event in events if kind is None or event.value("event") == kind]
-
-    def head(self, length: int | None = None) -> Event:
-        """Return the first event: what the run is about."""
-        events = self.events("run", length)
-        if not events:
-            raise InputError(
-                f"{self.folder / 'metrics.jsonl'} is empty: the run has not begun; `boovae train` begins it"
-            )
-        return events[0]
-
-    def event(self, event: Event) -> None:
-        """Take an event for the log; it reaches the disk with the next checkpoint at the latest."""
-        self._lines.append(json.dumps(event) + "\n")
-        self._untold.append(event)
-        if event["event"] == "note":
-            self.display.note(event["text"])
-        if event["event"] == "divergence":
-            done = (
-                "given up; the others go on"
-                if event["retry"] == "frozen"
-                else "back to where it was good, half the learning rate"
-            )
-            self.display.note(f"replica {event['replica']} diverged in epoch {event['epoch']}: {done}")
-
-    def timing(self, event: Event) -> None:
-        """Append wall times, which never repeat, to their own file."""
-        with appending(self.folder / "timing.jsonl", begin=True) as file:
-            file.seek(0)
-            file.seek(file.read().rfind(b"\n") + 1)
-            file.truncate()  # a line torn by a process that was killed or a full disk: nobody could read it
-            file.write(json.dumps(event).encode() + b"\n")
-
-    def _flush(self) -> int:
-        """Write the log to disk; return its length."""
-        with appending(self.folder / "metrics.jsonl") as file:
-            file.write("".join(self._lines).encode())
-            self._lines = []
-            return file.tell()
-
-    # --- watching the trainer -----------------------------------------------------------------------------------
-
-    def say(self, text: str) -> None:
-        """Tell the user something; leave if asked to."""
-        if self.stop_requested:
-            raise Interrupted
-        self.display.note(text)
-
-    def block(self, trainer: Trainer) -> None:
-        """Checkpoint if it is time; leave if asked to. Also between two steps of an evaluation."""
-        if self.stop_requested:
-            self.checkpoint(trainer)
-            raise Interrupted
-        lasted, self._asked = time.monotonic() - self._asked, time.monotonic()
-        if due(self._saved, ahead=lasted):  # the next block may last as long as this one
-            self.checkpoint(trainer)
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        """Show an epoch."""
-        self.display.epoch(event)
-
-    def checkpoint(self, trainer: Trainer) -> None:
-        """Write a checkpoint that knows how long the log was, and how far an evaluation is."""
-        tensors, record = trainer.state()
-        counted, plans = tally.state(self.tallies)
-        record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds, **plans}
-        save_checkpoint(self.folder / "checkpoint", tensors | counted, record)
-        self._saved = time.monotonic()
-        untold, self._untold = self._untold, []
-        if self.follower is not None:
-            self.follower.follow(untold)
+    path: Path
 
     @property
-    def task_seconds(self) -> float:
-        """Seconds spent on the training of the current or last task."""
-        return self._task_seconds + (time.monotonic() - self._began if self._began is not None else 0.0)
+    def config(self) -> Path:
+        """Every setting with its value."""
+        return self.path / "config.toml"
 
-    def learn(self, trainer: Trainer, task: Task) -> None:
-        """Let the trainer learn a task, by the clock."""
-        if not trainer.in_task:
-            self._task_seconds = 0.0
-        self._began = time.monotonic()
-        trainer.learn(task, self)
-        self._task_seconds, self._began = self.task_seconds, None
+    @property
+    def environment(self) -> Path:
+        """Versions, device and command."""
+        return self.path / "environment.json"
 
-    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and record of the newest checkpoint; nothing is changed."""
-        loaded = load_checkpoint(self.folder / "checkpoint", self.display.note)
-        if loaded is None:
-            raise InputError(f"{self.folder} has no checkpoint yet: continue it with `boovae train`")
-        return loaded
+    @property
+    def log(self) -> Path:
+        """The events, one a line."""
+        return self.path / "metrics.jsonl"
 
-    def restore(self, trainer: Trainer) -> bool:
-        """Put the trainer where the newest checkpoint was and cut the log back to it; False if there is none."""
-        loaded = load_checkpoint(self.folder / "checkpoint", self.display.note, owner=True)
-        length = 0
-        if loaded is not None:
-            tensors, record = loaded
-            trainer.load_state(tensors, record)
-            length, self._task_seconds = logged(record)
-            with refused():
-                self.tallies = tally.load_state(tensors, record)
-        path = self.folder / "metrics.jsonl"
-        with appending(path) as file:
-            if file.tell() < length:
-                raise InputError(f"{path} is shorter than the checkpoint says: copy the whole run folder")
-            file.truncate(length)
-        for folder in (self.folder, self.folder / "samples"):
-            remove_leftovers(folder)
-        return loaded is not None
+    @property
+    def timing(self) -> Path:
+        """Wall times, one task a line."""
+        return self.path / "timing.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last two checkpoints."""
+        return self.path / "checkpoint"
+
+    @property
+    def samples(self) -> Path:
+        """The pictures."""
+        return self.path / "samples"
+
+    @property
+    def components_picture(self) -> Path:
+        """The first replica's components."""
+        return self.samples / "components.png"
+
+    @property
+    def components(self) -> Path:
+        """The same as numbers."""
+        return self.path / "components.json"
+
+    @property
+    def latents(self) -> Path:
+        """The map of the latent space."""
+        return self.path / "latents.json"
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.path / "report.html"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Its event files."""
+        return self.path / "tensorboard"
+
+    def sample_grid(self, task: int) -> Path:
+        """Return the picture of samples after a task."""
+        return self.samples / f"task_{task:02d}.png"
+
+    def sample_grids(self) -> dict[int, Path]:
+        """Return the pictures of samples that are there, by task."""
+        found = ((_GRID.fullmatch(path.name), path) for path in self.samples.glob("task_*.png"))
+        return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+    def export(self, form: str) -> Path:
+        """Return where an exported model goes."""
+        return self.path / "export" / form
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run."""
+        return self.config.is_file()
+
+    def require(self) -> None:
+        """Refuse a folder that is not that of a run, or not all of it."""
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} is not a folder: give a run folder, as written by 'boovae train'")
+        needed = (self.config, self.environment, self.log)
+        missing = [path.name for path in needed if not path.is_file()]
+        if len(missing) == len(needed):
+            raise InputError(
+                f"{self.path} is not a run folder (it has no metrics.jsonl): give one written by 'boovae train'"
+            )
+        if missing:
+            raise InputError(
+                f"{self.path} lacks {', '.join(missing)}: copy the whole run folder, or run 'boovae train' again"
+            )
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the settings as they stand in the file, in sections or flat as of version 0.1.0."""
+        return _parsed(self.config, "TOML", tomllib.loads)
+
+    def read_environment(self) -> dict[str, Any]:
+        """Return what the run was made with."""
+        return _parsed(self.environment, "JSON", json.loads)
+
+    def read_log(self, notes: list[str], length: int | None = None) -> list[Line]:
+        """Return the lines of the log, or of its first `length` bytes."""
+        return _lines(self.log, notes, length)
+
+    def read_timings(self, notes: list[str]) -> dict[int, Timing]:
+        """Return the wall times by task; the file appears with the first finished task."""
+        lines = _lines(self.timing, notes) if self.timing.is_file() else []
+        kept = [decode(line.event, Timing, line.where, _no_axes) for line in lines if line.event.get("event") == "task"]
+        return {timing.task: timing for timing in kept}  # an evaluation that was cut off is timed again
+
+    def read_samples(self, notes: list[str]) -> dict[int, bytes]:
+        """Return the pictures of samples by task; a file that is not a PNG is left out with a note."""
+        pictures: dict[int, bytes] = {}
+        for task, path in self.sample_grids().items():
+            content = _bytes(path)
+            if content.startswith(PNG):
+                pictures[task] = content
+            else:
+                notes.append(f"samples/{path.name} is not a PNG picture; it is left out.")
+        return pictures
+
+    def read_components(self, notes: list[str]) -> ComponentsFile:
+        """Return the components of the first replica; a damaged file has none and leaves a note."""
+        found = _optional(self.components, ComponentsFile, "the learned components are left out", notes)
+        for index, part in enumerate(found.components if found else ()):
+            if not (part.pseudo_input.startswith(PNG) and part.decoded.startswith(PNG)):
+                name = self.components.name
+                notes.append(f"{name} is damaged (picture {index} is not a PNG); the learned components are left out.")
+                return ComponentsFile([])
+        return found or ComponentsFile([])
+
+    def read_latents(self, notes: list[str]) -> LatentMap | None:
+        """Return the map; there is none before the first evaluation, and a damaged file leaves a note."""
+        return _optional(self.latents, LatentMap, "the latent map is left out", notes)
+
+
+def typed_events(lines: Iterable[Line], log: Path, passed: frozenset[str] = frozenset()) -> list[Any]:
+    """Return the events that are known as structs, in order; refuse a log that no run has written.
+
+    Kinds in `passed` are not looked at.
+    """
+    found: list[Any] = []
+    replicas = 0
+    for where, event in lines:
+        kind = event.get("event")
+        if (kind == "run") != (not found):
+            raise InputError(f"{log} must begin with its only 'run' event; copy the whole run folder")
+        if not isinstance(kind, str) or kind not in EVENTS or kind in passed:
+            continue
+        typed = _typed(event, EVENTS[kind], where, replicas)
+        if isinstance(typed, Head):
+            replicas = len(typed.seeds)
+        if isinstance(typed, Divergence) and typed.replica >= replicas:
+            raise InputError(f"{where}: 'replica' must be below {replicas}; {REMEDY}")
+        found.append(typed)
+    return found
+
+
+def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) -> msgspec.Struct:
+    if kind is Evaluation:
+        return read_evaluation(event, where, replicas)
+
+    def sizes(found: msgspec.Struct) -> Mapping[str, int]:
+        count = found.sizes.size if isinstance(found, ComponentsLearned) and found.sizes is not None else -1
+        return {"replicas": replicas, "sizes": count}
+
+    found = decode(event, kind, where, sizes)
+    if isinstance(found, Head):
+        low, high = found.pixel_range
+        if not (0 < int(np.prod(found.shape, dtype=object)) < 10**8 and low < high):
+            raise InputError(
+                f"{where}: 'shape' must have less than 10^8 pixels, 'pixel_range' a lower and a higher number"
+            )
+    return found
+
+
+def _no_axes(found: msgspec.Struct) -> Mapping[str, int]:
+    return {"two": 2}
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return read_file(path, LOG_BYTES)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror}; check its permissions, or copy the whole run folder"
+        ) from error
+
+
+def _parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    content = _bytes(path)
+    try:
+        tree = parse(content.decode("utf-8"))
+        if not isinstance(tree, dict):
+            raise ValueError("not a table of settings")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid {kind} ({error}); restore it from a copy of the run") from error
+    return tree
+
+
+def _lines(path: Path, notes: list[str], length: int | None = None) -> list[Line]:
+    """Return the objects of a JSONL file; a torn last line becomes a note, a broken one before it an error."""
+    found = []
+    lines = [(at, line) for at, line in enumerate(_bytes(path)[:length].split(b"\n"), start=1) if line.strip()]
+    for number, line in lines:
+        try:
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            if number == lines[-1][0]:
+                notes.append(f"The last line of {path.name} is torn, probably by an interrupted write; it is left out.")
+                break
+            message = f"{path}, line {number} is not a JSON object; restore the file, or remove that line"
+            raise InputError(message) from error
+        found.append(Line(f"{path}, line {number}", data))
+    return found
+
+
+def _optional(path: Path, kind: type[Content], left_out: str, notes: list[str]) -> Content | None:
+    """Return the content of a file that a report can do without."""
+    if not path.is_file():
+        return None
+    try:
+        return decode(json.loads(_bytes(path)), kind, path.name, _no_axes)
+    except (ValueError, RecursionError) as error:
+        problem = str(error).removeprefix(f"{path.name}: ").partition(";")[0]  # the remedies are for the logs
+        notes.append(f"{path.name} is damaged ({problem}); {left_out}.")
+        return None

@@ -35,7 +35,7 @@ from boovae.training.trainer import Trainer
 if TYPE_CHECKING:
     from boovae.methods import MethodList
     from boovae.model.vae import VAE
-    from boovae.runs.folder import Run
+    from boovae.runs.run import Run
 
 #: Samples of a task's mixture, the same number of each component.
 SAMPLES = 4096
@@ -224,8 +224,8 @@ def save_components(run: Run, trainer: Trainer) -> None:
     names, found = task_names(run), components(trainer)
     listed = [component.numbers(names) | _pictures(component, trainer) for component in found]
     content = json.dumps({"replica": 0, "components": listed}, indent=1)
-    write_file(run.folder / "components.json", content.encode())
-    save_gallery(run.folder / "samples" / "components.png", found, trainer, names)
+    write_file(run.files.components, content.encode())
+    save_gallery(run.files.components_picture, found, trainer, names)
 
 
 def task_names(run: Run) -> dict[int, str]:

@@ -17,9 +17,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from boovae.errors import InputError, unknown_name
+from boovae.metrics.evaluation import read_evaluation
+from boovae.metrics.metric import numbers as metric_numbers
 
 if TYPE_CHECKING:
-    from boovae.runs.folder import Run
+    from boovae.runs.run import Run
 
 Event = dict[str, Any]
 
@@ -46,7 +48,7 @@ class TensorBoard:
     def __init__(self, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run.folder / "tensorboard"))
+        self._writer: Any = SummaryWriter(str(run.files.tensorboard))
 
     def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
         """Take numbers; TensorBoard has one axis per tag."""
@@ -80,10 +82,9 @@ class Dashboard:
         if package.__name__ == "wandb":  # steps of its own for each axis
             for axis in ("epoch", "tasks_seen"):
                 self._run.define_metric(axis)
+            self._run.define_metric("*", step_metric="tasks_seen")  # what metrics send, whatever they call it
             for tags in ("train/*", "valid/*", "learning_rate/*"):
                 self._run.define_metric(tags, step_metric="epoch")
-            for tags in ("nll/*", "nll_own/*", "diversity/*", "frechet/*", "forgetting/*", "memory/*", "pictures/*"):
-                self._run.define_metric(tags, step_metric="tasks_seen")
 
     def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
         """Take numbers together with the place on their axis."""
@@ -125,15 +126,16 @@ def numbers_of(event: Event, epochs: int, seeds: Sequence[int]) -> Numbers | Non
         return Numbers("epoch", epochs, _by_seed(rows, seeds))
     if event["event"] != "evaluation":
         return None
-    nll, forgotten = event.get("nll", {}), event.get("forgetting", {})
-    rows["nll/pooled"] = nll.get("pooled", [])
-    for tag, per_task in (("nll", nll.get("per_task")), ("nll_own", nll.get("own"))):
-        rows |= {f"{tag}/task_{task:02d}": row for task, row in enumerate(per_task or [])}
-    rows |= {f"forgetting/task_{task:02d}": row for task, row in enumerate(forgotten.get("own", [])[:-1])}
-    rows["diversity"] = event.get("diversity", {}).get("table", [])
-    rows["frechet"] = event.get("frechet", {}).get("pooled", [])
-    values = _by_seed(rows, seeds) | {"memory/bytes": float(event["ledger"]["memory_bytes"])}
-    return Numbers("tasks_seen", event["seen"], values)
+    evaluation = read_evaluation(event, "the evaluation", len(seeds))
+    shared: dict[str, float] = {}
+    for number in (number for number in metric_numbers(evaluation) if number.tag):
+        if number.values.ndim == 0:
+            shared[number.tag] = float(number.values)
+        elif number.values.ndim == 1:
+            rows[number.tag] = number.values.tolist()
+        else:
+            rows |= {f"{number.tag}/task_{task:02d}": row for task, row in enumerate(number.values.tolist())}
+    return Numbers("tasks_seen", evaluation.learned, _by_seed(rows, seeds) | shared)
 
 
 def _by_seed(rows: dict[str, Sequence[Any]], seeds: Sequence[int]) -> dict[str, float]:
@@ -169,10 +171,11 @@ class Follower:
                     self._pictures(tracker, event["task"], found)
 
     def _pictures(self, tracker: Tracker, task: int, where: Numbers) -> None:
-        folder = self.run.folder / "samples"
-        for tag, name in (("pictures/samples", f"task_{task:02d}.png"), ("pictures/components", "components.png")):
-            if (folder / name).is_file():
-                tracker.picture(tag, folder / name, where.axis, where.step)
+        files = self.run.files
+        pictures = {"pictures/samples": files.sample_grid(task), "pictures/components": files.components_picture}
+        for tag, path in pictures.items():
+            if path.is_file():
+                tracker.picture(tag, path, where.axis, where.step)
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -19,17 +19,18 @@ from boovae.data import ImageSpec
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.methods import from_mapping, outside_digest
-from boovae.metrics.evaluation import METRICS, evaluate
 from boovae.metrics.features import check_names
-from boovae.metrics.judges import Judges, judge
 from boovae.metrics.latent import codes, latent_map
+from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
+from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device, compiles
 from boovae.runs.environment import environment
-from boovae.runs.folder import Run
+from boovae.runs.folder import LOG_FORMAT, RunFolder
 from boovae.runs.inspection import has_components, save_components
 from boovae.runs.progress import Display
+from boovae.runs.run import Run
 from boovae.runs.trackers import check_trackers, tracked
-from boovae.training.checkpoint import FORMAT
+from boovae.runs.warnings import URGENT, find_warnings
 from boovae.training.events import Event, Interrupted
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
@@ -53,7 +54,7 @@ def train(
     device: str = "auto",
     compile: Literal["auto", "on", "off"] = "auto",
     resume: Literal["auto", "always", "never"] = "auto",
-    metrics: Sequence[str] = METRICS,
+    metrics: Sequence[str] = USUAL,
     log: Sequence[str] = (),
     features: Sequence[str] = ("classifier",),
     data_dir: Path | None = None,
@@ -67,6 +68,7 @@ def train(
     out = Path(out)
     check_trackers(log)
     check_names(features)
+    check_metrics(metrics)
     chosen = choose_device(device)
     planned = planned_tasks(stream, settings)
     trainer = trainer_for(settings, planned, chosen, compile)
@@ -76,64 +78,68 @@ def train(
             run.event(run_event(settings, planned.shape, planned.pixel_range, names, planned.split_record))
         _check_stream(run, planned)
         _check_method(run)
-        if len(run.events("evaluation")) >= len(planned):
+        if len(run.evaluations) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
-        judges = judge(planned, trainer, metrics, run.say, features, data_dir)
+        networks = sample_networks(planned, trainer, metrics, run.say, features, data_dir)
         with tracked(run, log):
-            advance(run, trainer, planned, judges, metrics)
+            advance(run, trainer, planned, networks, metrics)
         return out
 
 
-def advance(run: Run, trainer: Trainer, tasks: Sequence[Task | None], judges: Judges, metrics: Sequence[str]) -> None:
+def advance(
+    run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
+) -> None:
     """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log.
 
     A finished task is None where its images are not at hand.
     """
-    evaluations = run.events("evaluation")
     said: set[str] = set()
-    while len(evaluations) < len(tasks):
-        evaluated = len(evaluations) < trainer.tasks_done
+    while len(run.evaluations) < len(tasks):
+        evaluated = len(run.evaluations) < trainer.tasks_done
         if evaluated:
-            began = time.monotonic()
-            event = evaluate(
-                trainer,
-                tasks[: trainer.tasks_done],
-                judges.classifier,
-                evaluations,
-                metrics=metrics,
-                references=judges.references,
-                tallies=run.tallies,
-                progress=_watched(run, trainer),
-            )
-            evaluations.append(event)
-            run.event(event)
-            run.tallies.clear()
-            save_samples(trainer, run.folder / "samples" / f"task_{event['task']:02d}.png")
-            if has_components(trainer):
-                save_components(run, trainer)
-            save_latents(run, trainer, tasks[: trainer.tasks_done])
-            seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
-            run.timing({"event": "task", "task": event["task"], **seconds, "steps": trainer.task_steps})
+            _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
         else:
             task = tasks[trainer.tasks_done]
             assert task is not None
             run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.training.epochs)
             run.learn(trainer, task)
         run.checkpoint(trainer)
-        if evaluated and len(evaluations) < len(tasks):  # the end of a run says all there is to say
+        if evaluated and len(run.evaluations) < len(tasks):  # the end of a run says all there is to say
             warn(run, said)
+
+
+def _evaluate(
+    run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
+) -> None:
+    """Measure the model after a task, and write what shows it."""
+    began = time.monotonic()
+    evaluation = evaluate(
+        trainer,
+        tasks,
+        networks.classifier,
+        run.evaluations,
+        metrics=metrics,
+        references=networks.references,
+        partial_sums=run.partial_sums,
+        progress=_watched(run, trainer),
+    )
+    run.evaluated(evaluation)
+    run.partial_sums.clear()
+    save_samples(trainer, run.files.sample_grid(evaluation.task))
+    if has_components(trainer):
+        save_components(run, trainer)
+    save_latents(run, trainer, tasks)
+    seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
+    run.timing({"event": "task", "task": evaluation.task, **seconds, "steps": trainer.task_steps})
 
 
 def warn(run: Run, said: set[str]) -> None:
     """Say what goes wrong as soon as it shows, each kind of trouble once."""
-    from boovae.report.read import read_run
-    from boovae.runs.warnings import URGENT, sentinels
-
-    for sentinel in sentinels(read_run(run.folder)):
-        if sentinel.kind in URGENT and sentinel.kind not in said:
-            said.add(sentinel.kind)
-            run.display.note(f"warning: {sentinel.text}")
+    for warning in find_warnings(run.record()):
+        if warning.kind in URGENT and warning.kind not in said:
+            said.add(warning.kind)
+            run.display.note(f"warning: {warning.text}")
 
 
 def save_samples(
@@ -155,7 +161,7 @@ def save_samples(
 def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
     """Write where test images and the prior's components lie in the latent space, first replica."""
     found = latent_map(trainer, codes(trainer, tasks))
-    write_file(run.folder / "latents.json", json.dumps(found).encode())
+    write_file(run.files.latents, json.dumps(found).encode())
 
 
 def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
@@ -203,7 +209,7 @@ def _images(stream: Stream) -> int:
 
 
 def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None) -> Run:
-    exists = (out / "config.toml").exists()
+    exists = RunFolder(out).exists
     if resume == "always" and not exists:
         raise InputError(f"{{resume=always}}: {out} holds no run; use {{resume=auto}} to start one")
     if resume == "never" or not exists:
@@ -232,7 +238,7 @@ def run_event(
     digest = outside_digest(settings.method)
     return {
         "event": "run",
-        "format": FORMAT,
+        "format": LOG_FORMAT,
         "replicas": settings.training.replicas,
         "seeds": list(settings.training.seeds),
         "method": settings.method,

@@ -23,7 +23,7 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.methods import from_mapping, make_method
 from boovae.methods.registry import METHODS, parts_of
-from boovae.metrics.evaluation import log_likelihood_of_tasks
+from boovae.metrics.likelihood import log_likelihood_of_tasks
 from boovae.replicas.devices import matmul_precision
 from boovae.runs.progress import Watch
 from boovae.runs.train import planned_tasks, trainer_for

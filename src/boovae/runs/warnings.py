@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boovae.report.findings import forgetting
+from boovae.metrics.evaluation import Evaluation
+from boovae.metrics.forgetting import of_earlier
 from boovae.report.numbers import mean, number, percent
-from boovae.report.read import Evaluation, Run
+from boovae.report.record import RunRecord
 
 LEAST_ACCURACY = 0.9
 LEAST_EFFECTIVE_SAMPLES = 10.0
@@ -44,17 +45,17 @@ URGENT = ("collapse", "log-variance", "forgotten", "missing", "classifier")
 
 
 @dataclass(frozen=True)
-class Sentinel:
+class RunWarning:
     """Something to know before reading the numbers; `kind` is the same for the same trouble."""
 
     kind: str
     text: str
 
 
-def sentinels(run: Run) -> list[Sentinel]:
+def find_warnings(run: RunRecord) -> list[RunWarning]:
     """Return what there is to know, the gravest first."""
-    found = [Sentinel("divergence", text) for text in _divergences(run)]
-    found += [Sentinel("note", _sentence(f"{text} (task “{run.task_name(task)}”)")) for task, text in run.remarks]
+    found = [RunWarning("divergence", text) for text in _divergences(run)]
+    found += [RunWarning("note", _sentence(f"{note.text} (task “{run.task_name(note.task)}”)")) for note in run.remarks]
     if run.evaluations:
         last = run.evaluations[-1]
         checks = {
@@ -66,17 +67,19 @@ def sentinels(run: Run) -> list[Sentinel]:
             "pruned": _pruned_since(run),
             "samples": _thin_samples(run, last),
         }
-        found += [Sentinel(kind, text) for kind, text in checks.items() if text]
+        found += [RunWarning(kind, text) for kind, text in checks.items() if text]
     components = {"dead": _dead(run), "idle": _idle(run), "cut short": _cut_short(run)}
-    return found + [Sentinel(kind, text) for kind, text in components.items() if text]
+    return found + [RunWarning(kind, text) for kind, text in components.items() if text]
 
 
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def _collapsed(run: Run, last: Evaluation) -> str:
-    active = mean(last.active_units)
-    tasks = [task for task in range(last.task + 1) if active[task] < 1]
+def _collapsed(run: RunRecord, last: Evaluation) -> str:
+    if last.posterior is None:
+        return ""
+    active = mean(last.posterior.active_units)
+    tasks = [task for task in range(last.learned) if active[task] < 1]
     if not tasks:
         return ""
     warm_up, weight = _setting(run, "kl_warmup", 0.0), _setting(run, "kl_weight", 1.0)
@@ -87,7 +90,7 @@ def _collapsed(run: Run, last: Evaluation) -> str:
     )
 
 
-def _setting(run: Run, name: str, default: float) -> float:
+def _setting(run: RunRecord, name: str, default: float) -> float:
     """Return a number of the configuration; a stranger's may be anything."""
     try:
         return float(run.config[name])
@@ -95,9 +98,11 @@ def _setting(run: Run, name: str, default: float) -> float:
         return default
 
 
-def _exploding(run: Run, last: Evaluation) -> str:
-    share = mean(last.at_upper_limit)
-    tasks = [task for task in range(last.task + 1) if share[task] > MOST_AT_LIMIT]
+def _exploding(run: RunRecord, last: Evaluation) -> str:
+    if last.posterior is None:
+        return ""
+    share = mean(last.posterior.at_upper_limit)
+    tasks = [task for task in range(last.learned) if share[task] > MOST_AT_LIMIT]
     if not tasks:
         return ""
     worst = percent(float(np.nanmax(share)))
@@ -108,12 +113,14 @@ def _exploding(run: Run, last: Evaluation) -> str:
     )
 
 
-def _forgotten(run: Run, last: Evaluation) -> str:
-    lost = mean(forgetting(last))
-    if last.task == 0 or not np.isfinite(lost).any():
+def _forgotten(run: RunRecord, last: Evaluation) -> str:
+    if last.task == 0 or last.forgetting is None or last.nll is None:
         return ""
-    own = np.isfinite(last.forgetting[:-1]).any()
-    learned = mean(last.nll_own if own else last.nll_per_task)[:-1] - lost
+    lost = mean(of_earlier(last.forgetting))
+    if not np.isfinite(lost).any():
+        return ""
+    own = np.isfinite(last.forgetting.own[:-1]).any()
+    learned = mean(last.nll.own if own else last.nll.per_task)[:-1] - lost
     limit = np.fmin(MOST_FORGETTING, MOST_FORGETTING_SHARE * np.abs(learned))
     tasks = np.flatnonzero(lost > limit).tolist()
     if not tasks:
@@ -132,14 +139,15 @@ def _help(method: str) -> str:
     return HELP[next((name for name in HELP if name in parts), "")]
 
 
-def _missing(run: Run, last: Evaluation) -> str:
+def _missing(run: RunRecord, last: Evaluation) -> str:
     """Say which classes are hardly drawn, old ones and those of the newest task; a weak classifier would not know."""
-    if not last.classes or last.accuracy < LEAST_ACCURACY:
+    classes = run.classes(last)
+    if last.diversity is None or not classes or _accuracy(last) < LEAST_ACCURACY:
         return ""
-    shares = mean(last.proportions, axis=0)
-    fair = 1 / len(last.classes)
-    gone = [name for name, share in zip(last.classes, shares, strict=True) if share < LEAST_SHARE * fair]
-    before = {name for each in run.evaluations if each.task < last.task for name in each.classes}
+    shares = mean(last.diversity.proportions, axis=0)
+    fair = 1 / len(classes)
+    gone = [name for name, share in zip(classes, shares, strict=True) if share < LEAST_SHARE * fair]
+    before = {name for each in run.evaluations if each.task < last.task for name in run.classes(each)}
     rare = f"under {percent(LEAST_SHARE * fair)} of them each, where {percent(fair)} would be fair"
     old, new = ([name for name in gone if (name in before) == known] for known in (True, False))
     texts = []
@@ -153,7 +161,7 @@ def _missing(run: Run, last: Evaluation) -> str:
     return " ".join(texts)
 
 
-def _divergences(run: Run) -> list[str]:
+def _divergences(run: RunRecord) -> list[str]:
     found = []
     for index, seed in enumerate(run.seeds):
         mine = [d for d in run.divergences if d.replica == index]
@@ -177,15 +185,15 @@ def _divergences(run: Run) -> list[str]:
 # --- its components -------------------------------------------------------------------------------------------------
 
 
-def _dead(run: Run) -> str:
+def _dead(run: RunRecord) -> str:
     tasks = []
     for task in sorted({component.task for component in run.components}):
         costs = [component.cost for component in run.components if component.task == task]
-        if sum(cost < LEAST_COST for cost in costs) > MOST_DEAD * len(costs):
+        if sum(_dead_weight(cost) for cost in costs) > MOST_DEAD * len(costs):
             tasks.append(task)
     if not tasks:
         return ""
-    dead = sum(c.cost < LEAST_COST for c in run.components if c.task in tasks)
+    dead = sum(_dead_weight(c.cost) for c in run.components if c.task in tasks)
     return (
         f"{dead} components of {_names(run, tasks)} are dead weight: dropping one costs less than {LEAST_COST:g} nats. "
         f"boovae inspect RUN --prune {LEAST_COST:g} drops such components of all tasks and replicas; fewer "
@@ -193,12 +201,17 @@ def _dead(run: Run) -> str:
     )
 
 
-def _idle(run: Run) -> str:
+def _dead_weight(cost: float | None) -> bool:
+    return cost is not None and cost < LEAST_COST
+
+
+def _idle(run: RunRecord) -> str:
     """Name tasks that lost more than half of their components when they ended: duplicates, or without weight."""
     wanted = run.config.get("components", "")
     if _cut_short(run):  # what was never learned has not been dropped
         wanted = run.config["epochs"]
-    kept = {task: float(mean(found.kept)) for task, found in run.kept.items()} if wanted.isdigit() else {}
+    counts = {task: found.kept for task, found in run.kept.items() if found.kept is not None}
+    kept = {task: float(mean(count)) for task, count in counts.items()} if wanted.isdigit() else {}
     tasks = sorted(task for task, count in kept.items() if count < LEAST_KEPT * int(wanted))
     if not tasks:
         return ""
@@ -210,7 +223,7 @@ def _idle(run: Run) -> str:
     )
 
 
-def _cut_short(run: Run) -> str:
+def _cut_short(run: RunRecord) -> str:
     """Say that the epochs were too few for components that are learned one after another."""
     wanted, epochs = (run.config.get(name, "") for name in ("components", "epochs"))
     boosted = {"boo", "boo-flow"} & set(run.method.split("+"))
@@ -226,17 +239,23 @@ def _cut_short(run: Run) -> str:
 # --- how it was measured --------------------------------------------------------------------------------------------
 
 
+def _accuracy(last: Evaluation) -> float:
+    """Return the accuracy of the classifier; NaN where there was none."""
+    found = last.classifier.accuracy if last.classifier else None
+    return math.nan if found is None else found
+
+
 def _weak_classifier(last: Evaluation) -> str:
-    if not last.accuracy < LEAST_ACCURACY:
+    if not _accuracy(last) < LEAST_ACCURACY:
         return ""
     return (
-        f"The classifier is right on only {percent(last.accuracy)} of the test images: too weak to trust diversity, "
+        f"The classifier is right on only {percent(_accuracy(last))} of the test images: too weak to trust diversity, "
         "class proportions and Fréchet distance. It learns from the training images of all classes: more of them (a "
         "larger --limit) help, and --metric nll leaves these numbers out."
     )
 
 
-def _pruned_since(run: Run) -> str:
+def _pruned_since(run: RunRecord) -> str:
     tasks = sorted({pruning.task for pruning in run.prunings if pruning.late})
     if not tasks:
         return ""
@@ -246,16 +265,18 @@ def _pruned_since(run: Run) -> str:
     )
 
 
-def _thin_samples(run: Run, last: Evaluation) -> str:
-    effective = mean(last.effective_samples)
-    thin = [task for task in range(last.task + 1) if effective[task] < LEAST_EFFECTIVE_SAMPLES]
+def _thin_samples(run: RunRecord, last: Evaluation) -> str:
+    if last.nll is None:
+        return ""
+    effective, samples = mean(last.nll.effective_samples), last.nll.samples
+    thin = [task for task in range(last.learned) if effective[task] < LEAST_EFFECTIVE_SAMPLES]
     if not thin:
         return ""
     lowest = number(float(np.nanmin(effective)), 1)
-    more = f" {10 * last.nll_samples:.0f}" if math.isfinite(last.nll_samples) else ""
+    more = f" {10 * samples}" if samples else ""
     return (
         f"The NLL of {_names(run, thin)} rests on few effective importance samples (down to {lowest} of "
-        f"{number(last.nll_samples, 0)}); the true value is probably lower. boovae eval RUN --samples{more} "
+        f"{number(samples or math.nan, 0)}); the true value is probably lower. boovae eval RUN --samples{more} "
         "is more exact."
     )
 
@@ -276,6 +297,6 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
     return listed + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _names(run: Run, tasks: Sequence[int]) -> str:
+def _names(run: RunRecord, tasks: Sequence[int]) -> str:
     """Name up to four tasks."""
     return f"task{'s' if len(tasks) > 1 else ''} {_listed([run.task_name(task) for task in tasks], 4)}"

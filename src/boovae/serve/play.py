@@ -32,8 +32,8 @@ from boovae.replicas.devices import matmul_precision, one_thread
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.report.pictures import png, singles
-from boovae.runs.folder import Run
 from boovae.runs.inspection import Component, components, has_components, task_names
+from boovae.runs.run import Run
 from boovae.training.trainer import Trainer
 
 #: Pixels that an own picture may have: a photograph of 24 megapixels takes 72 MB unpacked.
@@ -318,8 +318,8 @@ def _task_scores(model: VAE, z: Tensor, log_masses: Tensor) -> Tensor:
 
 def _typical(run: Run, count: int, replica: int, *, own: bool) -> list[float | None]:
     """Return the mean log-likelihood of each task's test images at the last evaluation; None where there is none."""
-    evaluations = [event for event in run.events("evaluation") if event["seen"] == count and "nll" in event]
-    if not evaluations:
+    found = [evaluation.nll for evaluation in run.evaluations if evaluation.learned == count and evaluation.nll]
+    if not found:
         return [None] * count
-    found = [task[replica] for task in evaluations[-1]["nll"]["own" if own else "per_task"]]
-    return [None if number is None else -number for number in found]
+    scores = (found[-1].own if own else found[-1].per_task)[:, replica].tolist()
+    return [-score if math.isfinite(score) else None for score in scores]

@@ -1,4 +1,4 @@
-"""How far a long metric is: kept in a checkpoint, it goes on there instead of beginning anew."""
+"""Partial sums of a long metric: kept in a checkpoint, they let a killed evaluation continue where it was."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Step = TypeVar("Step")
 
 
 @dataclass
-class Tally:
+class PartialSums:
     """What a computation has come to so far, and how many of its steps are in that.
 
     The plan says how the work is cut, in words of JSON: what was kept of another one is of no use.
@@ -44,19 +44,19 @@ class Tally:
                 progress(self.done / len(steps))
 
 
-def state(tallies: Mapping[str, Tally]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def state(partial: Mapping[str, PartialSums]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return what a checkpoint keeps of them: tensors, and what JSON can hold."""
-    if not tallies:
+    if not partial:
         return {}, {}
-    record = {name: {"plan": tally.plan, "done": tally.done} for name, tally in tallies.items()}
-    return prefixed("tally", {name: tally.values for name, tally in tallies.items()}), {"tally": record}
+    record = {name: {"plan": sums.plan, "done": sums.done} for name, sums in partial.items()}
+    return prefixed("tally", {name: sums.values for name, sums in partial.items()}), {"tally": record}
 
 
-def load_state(tensors: dict[str, Tensor], record: dict[str, Any]) -> dict[str, Tally]:
-    """Take back what `state` returned; what a stranger changed is refused, here or where it is gone on with."""
-    values, tallies = group(tensors, "tally"), {}
+def load_state(tensors: dict[str, Tensor], record: dict[str, Any]) -> dict[str, PartialSums]:
+    """Take back what `state` returned; what a stranger changed is refused, here or where it is used."""
+    values, partial = group(tensors, "tally"), {}
     for name, kept in record.get("tally", {}).items():
         plan, done = kept["plan"], kept["done"]
         check("done", done, whole(done) and done >= 0)
-        tallies[name] = Tally(dict(plan), values[name], done)
-    return tallies
+        partial[name] = PartialSums(dict(plan), values[name], done)
+    return partial

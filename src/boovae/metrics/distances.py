@@ -1,0 +1,57 @@
+"""Distances between samples and the tasks' images on the features of networks: Fréchet, KID, precision and recall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from boovae.metrics.evaluation import Distances, Frechet
+from boovae.metrics.metric import Context, Metric, Number
+from boovae.metrics.typed import rounded
+
+
+class FeatureDistances(Metric):
+    """Distances on features; `fid` is what the world calls them, whatever the features."""
+
+    name = section = "frechet"
+    aliases = frozenset({"fid"})
+    needs = frozenset({"features"})
+
+    def measure(self, context: Context) -> Frechet:
+        """Compare samples with the images of the tasks seen, on the features of each network."""
+        from boovae.metrics.partial_sums import PartialSums
+
+        samples, sets = context.samples, dict[str, Distances]()
+        images = sum(len(task.test.images) for task in context.present)
+        for reference in context.references:
+            sums = context.partial_sums.setdefault(f"frechet {reference.network.name}", PartialSums())
+            # The likelihood took most of the time: the share that is done stays at all.
+            features = reference.features(samples)
+            scores = reference.scores(features, context.present, sums, lambda share: context.progress(1.0))
+            frechet, frechet_train, kid, precision, recall = map(rounded, scores)
+            about = images, samples.shape[1], reference.network.digest
+            sets[reference.network.name] = Distances(frechet, frechet_train, kid, precision, recall, *about)
+        first = next(iter(sets))
+        return Frechet(sets[first].frechet, first, sets)
+
+    def numbers(self, section: Frechet) -> Iterator[Number]:
+        """Yield every distance under a name that says its features."""
+        for features, found in section.sets.items():
+            title = distance_name(features)
+            names = {key: f"{key}_{features}" for key in ("frechet", "frechet_train", "kid", "precision", "recall")}
+            if features == "inception":
+                names |= {"frechet": "fid", "frechet_train": "fid_train"}
+            short = "FID" if features == "inception" else f"Fréchet ({features})"
+            yield Number(found.frechet, names["frechet"], column=short, curve=f"{title} (0 is best)", digits=1)
+            for key in ("frechet_train", "kid", "precision", "recall"):
+                if getattr(found, key) is not None:
+                    yield Number(getattr(found, key), names[key])
+        yield Number(section.pooled, tag="frechet")
+
+
+def distance_name(features: str) -> str:
+    """Return what a Fréchet distance on these features is called: only on those of Inception it is an FID.
+
+    >>> distance_name("inception"), distance_name("classifier")
+    ('FID', 'Fréchet distance (classifier)')
+    """
+    return "FID" if features == "inception" else f"Fréchet distance ({features})"

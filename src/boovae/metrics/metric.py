@@ -1,0 +1,198 @@
+"""What a metric is: how it measures a model, and what its numbers are called wherever they show.
+
+A metric is one file, in the package or outside, where `BOOVAE_METHODS` names it as it names the files of methods:
+
+    @register
+    class Brightness(Metric):
+        name = "brightness"
+
+        def measure(self, context):
+            return {"mean": context.samples.mean((1, 2))}
+
+`--metric brightness` then puts it into `metrics.jsonl` (under `others`), the table on the terminal, the CSV, the
+trackers and the report. What only reads numbers needs no torch: metrics import it where they measure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from boovae.errors import InputError, unknown_name
+from boovae.metrics.evaluation import Evaluation
+from boovae.metrics.typed import Floats, rounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from boovae.data import Task
+    from boovae.metrics.classifier import Classifier
+    from boovae.metrics.partial_sums import PartialSums
+    from boovae.metrics.reference import Reference
+    from boovae.training.trainer import Trainer
+
+#: What may be missing: images of every task seen, the dataset's classifier, networks whose features are compared.
+Need = Literal["images", "classifier", "features"]
+Kind = TypeVar("Kind", bound=type["Metric"])
+
+
+@dataclass
+class Context:
+    """What there is to measure, and to measure with, after some tasks."""
+
+    trainer: Trainer
+    tasks: Sequence[Task | None]  # None where the images are not at hand
+    history: Sequence[Evaluation] = ()
+    classifier: Classifier | None = None
+    references: Sequence[Reference] = ()
+    progress: Callable[[float], None] = lambda share: None
+    partial_sums: MutableMapping[str, PartialSums] = field(default_factory=dict)
+    sections: dict[str, Any] = field(default_factory=dict)  # measured so far
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """Generated images of every replica, (R, N, D): the same for all metrics."""
+        from boovae.training.sampling import generate
+
+        return generate(self.trainer, self.trainer.settings.evaluation.generated)
+
+    @property
+    def present(self) -> list[Task]:
+        """The tasks whose images are at hand."""
+        return [task for task in self.tasks if task is not None]
+
+    def has(self, need: Need) -> bool:
+        """Whether there is what a metric needs; samples of all tasks are not compared with a part of them."""
+        if len(self.present) < len(self.tasks):
+            return False
+        return {"images": True, "classifier": self.classifier is not None, "features": bool(self.references)}[need]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of an evaluation, and its name in each place where it shows; without a name it does not show there."""
+
+    values: Floats  # (R,), seen x (R,), or () if it is the same for all replicas
+    name: str = ""  # in tables of numbers (CSV)
+    tag: str = ""  # on trackers
+    column: str = ""  # on the terminal
+    curve: str = ""  # over the tasks seen, on the page of a report
+    digits: int = 2  # on the terminal
+    remark: str = ""  # behind it, on the terminal
+
+
+class Metric:
+    """One metric; the package has one object of each."""
+
+    #: What `--metric` calls it.
+    name: ClassVar[str]
+    #: What people call its numbers; the name if empty.
+    title: ClassVar[str] = ""
+    #: What it cannot do without.
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    #: The section of the evaluation that it fills; metrics from outside have theirs in `others`.
+    section: ClassVar[str] = ""
+
+    #: Other names that ask for it.
+    aliases: ClassVar[frozenset[str]] = frozenset()
+    #: Whether it is measured whatever is asked for.
+    always: ClassVar[bool] = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What asks for it."""
+        return self.aliases | {self.name}
+
+    def measure(self, context: Context) -> Any:
+        """Return its section: from outside the package arrays (R,) or seen x (R,) by name."""
+        raise NotImplementedError
+
+    def numbers(self, section: Any) -> Iterable[Number]:
+        """Return what of a section shows where: unless it says otherwise everything shows everywhere."""
+        return plain_numbers(self.name, self.title, section)
+
+
+def plain_numbers(metric: str, title: str, section: Mapping[str, Floats]) -> Iterator[Number]:
+    """Yield numbers under the name of their metric, and their own where it is another one."""
+    for key, values in section.items():
+        own = key not in (metric, "value")
+        name, shown = (f"{metric}_{key}" if own else metric), " ".join([title or metric, *([key] if own else [])])
+        if values.ndim == 1:
+            yield Number(values, name, name, shown, shown, 4)
+        else:
+            yield Number(values, name, name)
+
+
+METRICS: dict[str, Metric] = {}
+#: What is measured if nothing else is asked for.
+USUAL = ("nll", "diversity", "frechet")
+
+
+def register(kind: Kind) -> Kind:
+    """Add a metric from outside the package; a class decorator."""
+    from boovae.methods.registry import from_outside
+
+    if not re.fullmatch(r"[\w-]+", kind.name):
+        raise InputError(f"{kind.__name__}.name is {kind.name!r}; use letters, digits, '_' and '-'")
+    if kind.section or any(kind.name in known.names for known in METRICS.values() if known.section):
+        raise InputError(f"{kind.__name__}.name is {kind.name!r}, which boovae has itself; choose another name")
+    METRICS[kind.name] = kind()
+    from_outside.append(kind.name)
+    return kind
+
+
+def known_metrics() -> dict[str, Metric]:
+    """Return all metrics by name, those of files outside the package too."""
+    if os.environ.get("BOOVAE_METHODS"):
+        from boovae.methods.registry import import_outside
+
+        import_outside()
+    return METRICS
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """Refuse what cannot be measured."""
+    known = {name for metric in known_metrics().values() for name in metric.names}
+    for name in names:
+        if name not in known:
+            raise unknown_name("metric", str(name), known)
+
+
+def asked(names: Sequence[str]) -> list[Metric]:
+    """Return the metrics that these names ask for, in the order in which they are measured."""
+    check_metrics(names)
+    return [metric for metric in METRICS.values() if metric.always or metric.names & set(names)]
+
+
+def section_of(metric: Metric, evaluation: Evaluation) -> Any:
+    """Return what a metric has measured; None if it was not."""
+    return getattr(evaluation, metric.section) if metric.section else evaluation.others.get(metric.name)
+
+
+def numbers(evaluation: Evaluation) -> Iterator[Number]:
+    """Yield all numbers of an evaluation, metric by metric; those of an unknown metric under its name."""
+    for metric in known_metrics().values():
+        section = section_of(metric, evaluation)
+        if section is not None:
+            yield from metric.numbers(section)
+    for name, section in evaluation.others.items():
+        if name not in METRICS:
+            yield from plain_numbers(name, "", section)
+
+
+def plain_section(metric: str, found: Any, seen: int, replicas: int) -> dict[str, Floats]:
+    """Return what a metric from outside has measured, as a log has it; refuse what no log could hold."""
+    if not isinstance(found, Mapping) or not found:
+        raise InputError(f"metric '{metric}' returns {found!r:.40}; it must return arrays by name")
+    section = {str(name): rounded(values) for name, values in found.items()}
+    for name, values in section.items():
+        if values.shape not in ((replicas,), (seen, replicas)):
+            raise InputError(
+                f"metric '{metric}': '{name}' has shape {values.shape}; it must have a number for each of {replicas} "
+                f"replicas, or for each of {seen} tasks and replicas"
+            )
+    return section

@@ -1,0 +1,124 @@
+"""Run folders as typed records, which reports, warnings and tables read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from boovae.config.resolve import flattened
+from boovae.errors import InputError
+from boovae.metrics.evaluation import Evaluation
+from boovae.report.record import (
+    ComponentsLearned,
+    Divergence,
+    Epoch,
+    Extension,
+    Gain,
+    Head,
+    Note,
+    Pruning,
+    RunRecord,
+    TaskStart,
+)
+from boovae.runs.folder import LOG_FORMAT, Line, RunFolder, typed_events
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a run folder; InputError names the file and the remedy where that is impossible."""
+    folder, notes = RunFolder(Path(path)), list[str]()
+    folder.require()
+    config = flatten(flattened(folder.read_config()))
+    found = record_of_log(folder, folder.read_log(notes), config)
+    if found.head.format > LOG_FORMAT:
+        newer = f"The run was written in format {found.head.format}; this page knows format {LOG_FORMAT}"
+        notes.append(f"{newer} and may miss things.")
+    return dataclasses.replace(
+        found,
+        environment=flatten(folder.read_environment()),
+        timings=folder.read_timings(notes),
+        samples=folder.read_samples(notes),
+        components=folder.read_components(notes).components,
+        latents=folder.read_latents(notes),
+        notes=notes,
+    )
+
+
+def record_of_log(
+    folder: RunFolder, lines: Iterable[Line], config: dict[str, str], passed: frozenset[str] = frozenset()
+) -> RunRecord:
+    """Return what the log alone says; kinds of events in `passed` are left out."""
+    events = typed_events(lines, folder.log, passed)
+    if not events:
+        raise InputError(f"{folder.log} has no 'run' event: the run has not begun; start or resume it first")
+    head: Head = events[0]
+
+    def all_of(kind: type[Any]) -> list[Any]:
+        return [event for event in events if isinstance(event, kind)]
+
+    # Epochs and evaluations that were written twice count once, as they were written last.
+    epochs = {(epoch.task, epoch.epoch): epoch for epoch in all_of(Epoch)}
+    evaluations = {evaluation.task: evaluation for evaluation in all_of(Evaluation)}
+    components: list[ComponentsLearned] = all_of(ComponentsLearned)
+    last = max((index for index, event in enumerate(events) if isinstance(event, Evaluation)), default=len(events))
+    late = {id(event) for event in events[last:]}
+    named = {event.task: event.name for event in events if isinstance(event, (Extension, TaskStart))}
+    return RunRecord(
+        path=str(folder.path.resolve()),
+        head=head,
+        planned=len(head.tasks) + len({event.task for event in all_of(Extension)}),
+        task_names={**dict(enumerate(head.tasks)), **named},
+        class_names=_class_names(head, all_of(TaskStart)),
+        epochs=[epochs[key] for key in sorted(epochs)],
+        divergences=all_of(Divergence),
+        evaluations=[evaluations[task] for task in sorted(evaluations)],
+        gains=_gains(components),
+        kept={event.task: event for event in components if event.kept is not None},
+        prunings=[Pruning(event.task, event.dropped, id(event) in late) for event in all_of(Pruning)],
+        remarks=all_of(Note),
+        config=config,
+    )
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Turn nested settings into `section.key -> text`.
+
+    >>> flatten({"a": {"b": 1}, "c": [1, 2]})
+    {'a.b': '1', 'c': '[1, 2]'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+            flat[f"{prefix}{key}"] = text
+    return flat
+
+
+def _class_names(head: Head, begun: list[TaskStart]) -> dict[int, str]:
+    """Return the names of classes: where every task is one class, that of the task.
+
+    Tasks that were cut at borders are numbered, whatever classes are in them.
+    """
+    classes = [(event.classes, event.name) for event in begun if event.classes is not None]
+    if head.split.borders is not None or any(len(own) != 1 for own, _ in classes):
+        return {}
+    return {own[0]: name for own, name in reversed(classes)}  # a class that comes back keeps its first name
+
+
+def _gains(components: list[ComponentsLearned]) -> dict[int, Gain]:
+    """Return the divergence over the number of components, by task; of a size measured twice the later number."""
+    latest: dict[int, dict[float, Any]] = {}
+    for event in components:
+        if event.sizes is not None:
+            rows = zip(event.sizes.tolist(), event.divergence, strict=True)
+            latest.setdefault(event.task, {}).update({size: row for size, row in rows if size == size})
+    return {
+        task: Gain(np.array(sorted(found)), np.array([found[size] for size in sorted(found)]))
+        for task, found in sorted(latest.items())
+    }

@@ -1,0 +1,251 @@
+"""A run in its folder, held by one process at a time: it watches the trainer and keeps log, checkpoints and display."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from boovae.config import Settings, to_toml
+from boovae.config.resolve import read_toml
+from boovae.errors import InputError
+from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
+from boovae.methods import REGISTRY, from_mapping
+from boovae.metrics import partial_sums
+from boovae.metrics.evaluation import Evaluation, evaluation_event
+from boovae.metrics.partial_sums import PartialSums
+from boovae.report.record import RunRecord
+from boovae.runs.folder import Line, RunFolder, typed_events
+from boovae.runs.progress import Display, Silent
+from boovae.runs.record import record_of_log
+from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
+from boovae.training.events import Event, Interrupted
+from boovae.training.state import logged, refused
+from boovae.training.trainer import Trainer
+
+#: Events that are not needed to continue a run or to warn while it lasts; there are many.
+PASSED = frozenset({"epoch"})
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from boovae.data import Task
+    from boovae.runs.trackers import Follower
+
+
+class Run:
+    """A run folder, held by one process at a time, and its log in memory."""
+
+    def __init__(self, folder: Path, settings: Settings, display: Display | None = None) -> None:
+        self.folder, self.files = folder, RunFolder(folder)
+        self.settings = settings
+        self.display = display or Silent()
+        self.stop_requested = False
+        self.follower: Follower | None = None
+        self.partial_sums: dict[str, PartialSums] = {}  # of the evaluation that is going on
+        self._log: list[Line] | None = None  # what was written and what will be; None before it was read
+        self._evaluations: list[Evaluation] = []
+        self._lines: list[str] = []  # not on the disk yet
+        self._untold: list[Event] = []  # events since the last checkpoint
+        self._saved = self._asked = time.monotonic()
+        self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
+        self._began: float | None = None
+        self._lock = hold_folder(folder)
+
+    # --- making and opening -------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls, folder: Path, settings: Settings, environment: dict[str, Any], display: Display | None = None
+    ) -> Run:
+        """Make a new run folder; refuses one that holds a run."""
+        try:
+            make_folder(RunFolder(folder).samples)
+        except OSError as error:
+            raise InputError(f"cannot write to {folder} ({{out}}): {error.strerror}; choose another folder") from error
+        with ExitStack() as stack:
+            run = stack.enter_context(cls(folder, settings, display))
+            if run.files.exists:  # asked once nobody else can make one
+                raise InputError(
+                    f"{folder} already holds a run: choose another {{out}}, or {{resume=auto}} to continue it"
+                )
+            write_file(run.files.environment, json.dumps(environment, indent=1).encode())
+            write_file(run.files.log, b"")
+            write_file(run.files.config, to_toml(settings, REGISTRY.sections(settings.method)).encode())
+            stack.pop_all()
+            return run
+
+    @classmethod
+    def open(cls, folder: Path, display: Display | None = None) -> Run:
+        """Open an existing run folder."""
+        files = RunFolder(folder)
+        if not files.exists:
+            raise InputError(
+                f"{folder} is not a run folder: it has no config.toml; `boovae train --out {folder}` makes one"
+            )
+        return cls(folder, from_mapping(read_toml(files.config)), display)
+
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        os.close(self._lock)
+        self.display.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- the log ------------------------------------------------------------------------------------------------
+
+    def events(self, kind: str | None = None) -> list[Event]:
+        """Return what `metrics.jsonl` says, and what will be written to it: all of it or one kind of event."""
+        return [line.event for line in self._known() if kind is None or line.event["event"] == kind]
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """The evaluations so far."""
+        self._known()
+        return self._evaluations
+
+    def head(self) -> Event:
+        """Return the first event: what the run is about."""
+        events = self.events("run")
+        if not events:
+            raise InputError(f"{self.files.log} is empty: the run has not begun; `boovae train` begins it")
+        return events[0]
+
+    def record(self) -> RunRecord:
+        """Return what the log says so far, without its epochs."""
+        config = {name: str(value) for name, value in self.settings.flat().items()}
+        return record_of_log(self.files, self._known(), config, PASSED)
+
+    def read_saved(self) -> list[Event]:
+        """Return the log as the newest checkpoint knows it: what came later will be done again."""
+        length, _ = logged(self.saved()[1])
+        if not self.files.log.is_file() or self.files.log.stat().st_size < length:
+            raise InputError(f"{self.files.log} is shorter than the checkpoint says: copy the whole run folder")
+        self._log = None
+        self._known(length)
+        self.head()
+        return self.events()
+
+    def _known(self, length: int | None = None) -> list[Line]:
+        """Return the log: read once, then kept."""
+        if self._log is None:
+            lines = self.files.read_log([], length)  # a torn last line is behind the checkpoint
+            events = typed_events(lines, self.files.log, PASSED)
+            self._evaluations = [event for event in events if isinstance(event, Evaluation)]
+            self._log = lines
+        return self._log
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Take an evaluation for the log."""
+        self.event(evaluation_event(evaluation))
+        self._evaluations.append(evaluation)
+
+    def event(self, event: Event) -> None:
+        """Take an event for the log; it reaches the disk with the next checkpoint at the latest."""
+        line = json.dumps(event)
+        self._known().append(Line(self.files.log.name, json.loads(line)))
+        self._lines.append(f"{line}\n")
+        self._untold.append(event)
+        if event["event"] == "note":
+            self.display.note(event["text"])
+        if event["event"] == "divergence":
+            done = (
+                "given up; the others go on"
+                if event["retry"] == "frozen"
+                else "back to where it was good, half the learning rate"
+            )
+            self.display.note(f"replica {event['replica']} diverged in epoch {event['epoch']}: {done}")
+
+    def timing(self, event: Event) -> None:
+        """Append wall times, which never repeat, to their own file."""
+        with appending(self.files.timing, begin=True) as file:
+            file.seek(0)
+            file.seek(file.read().rfind(b"\n") + 1)
+            file.truncate()  # a line torn by a process that was killed or a full disk: nobody could read it
+            file.write(json.dumps(event).encode() + b"\n")
+
+    def _flush(self) -> int:
+        """Write the log to disk; return its length."""
+        with appending(self.files.log) as file:
+            file.write("".join(self._lines).encode())
+            self._lines = []
+            return file.tell()
+
+    # --- watching the trainer -----------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """Tell the user something; leave if asked to."""
+        if self.stop_requested:
+            raise Interrupted
+        self.display.note(text)
+
+    def block(self, trainer: Trainer) -> None:
+        """Checkpoint if it is time; leave if asked to. Also between two steps of an evaluation."""
+        if self.stop_requested:
+            self.checkpoint(trainer)
+            raise Interrupted
+        lasted, self._asked = time.monotonic() - self._asked, time.monotonic()
+        if due(self._saved, ahead=lasted):  # the next block may last as long as this one
+            self.checkpoint(trainer)
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """Show an epoch."""
+        self.display.epoch(event)
+
+    def checkpoint(self, trainer: Trainer) -> None:
+        """Write a checkpoint that knows how long the log was, and how far an evaluation is."""
+        tensors, record = trainer.state()
+        sums, plans = partial_sums.state(self.partial_sums)
+        record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds, **plans}
+        save_checkpoint(self.files.checkpoint, tensors | sums, record)
+        self._saved = time.monotonic()
+        untold, self._untold = self._untold, []
+        if self.follower is not None:
+            self.follower.follow(untold)
+
+    @property
+    def task_seconds(self) -> float:
+        """Seconds spent on the training of the current or last task."""
+        return self._task_seconds + (time.monotonic() - self._began if self._began is not None else 0.0)
+
+    def learn(self, trainer: Trainer, task: Task) -> None:
+        """Let the trainer learn a task, by the clock."""
+        if not trainer.in_task:
+            self._task_seconds = 0.0
+        self._began = time.monotonic()
+        trainer.learn(task, self)
+        self._task_seconds, self._began = self.task_seconds, None
+
+    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and record of the newest checkpoint; nothing is changed."""
+        loaded = load_checkpoint(self.files.checkpoint, self.display.note)
+        if loaded is None:
+            raise InputError(f"{self.folder} has no checkpoint yet: continue it with `boovae train`")
+        return loaded
+
+    def restore(self, trainer: Trainer) -> bool:
+        """Put the trainer where the newest checkpoint was and cut the log back to it; False if there is none."""
+        loaded = load_checkpoint(self.files.checkpoint, self.display.note, owner=True)
+        length = 0
+        if loaded is not None:
+            tensors, record = loaded
+            trainer.load_state(tensors, record)
+            length, self._task_seconds = logged(record)
+            with refused():
+                self.partial_sums = partial_sums.load_state(tensors, record)
+        path = self.files.log
+        with appending(path) as file:
+            if file.tell() < length:
+                raise InputError(f"{path} is shorter than the checkpoint says: copy the whole run folder")
+            file.truncate(length)
+        self._log = None
+        for folder in (self.folder, self.files.samples):
+            remove_leftovers(folder)
+        return loaded is not None
