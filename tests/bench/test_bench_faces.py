@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench_parts import request
+from bench_parts import made_up_record, request, typed
 from boovae.bench.cells import Cell, plan
 from boovae.bench.figures import component_pictures, laid_out, learned
 from boovae.bench.paper import Paper

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench_parts import GIVEN, request
+from bench_parts import GIVEN, made_up_record, request
 from boovae.bench import request as request_module
 from boovae.bench import studies as bench
 from boovae.bench.cells import Cell, Variant, plan

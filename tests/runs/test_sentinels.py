@@ -20,7 +20,7 @@ from boovae.metrics.posterior import posterior_health
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of
 from boovae.runs.progress import Silent
-from boovae.runs.record import read_record
+from boovae.runs.reading import read_record
 from boovae.runs.run import Run
 from boovae.runs.train import train, warn
 from boovae.runs.warnings import HELP, find_warnings

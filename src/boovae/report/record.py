@@ -1,6 +1,6 @@
 """What a run says, as pages and warnings read it: typed events of its log, its numbers and pictures.
 
-`runs` reads run folders into these records (runs/record.py); nothing here opens a file.
+`runs` reads run folders into these records (runs/reading.py); nothing here opens a file.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from boovae.metrics.partial_sums import PartialSums
 from boovae.report.record import RunRecord
 from boovae.runs.folder import Line, RunFolder, typed_events
 from boovae.runs.progress import Display, Silent
-from boovae.runs.record import record_of_log
+from boovae.runs.reading import record_of_log
 from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
 from boovae.training.state import logged, refused
