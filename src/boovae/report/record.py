@@ -27,7 +27,7 @@ class Split(msgspec.Struct, frozen=True):
     """How the data were split, as far as it is read again."""
 
     digest: str
-    binarize: str
+    binarize: str = "none"
     borders: Any = None
 
 
@@ -45,18 +45,12 @@ class Head(msgspec.Struct, frozen=True, tag="run", tag_field="event"):
     estimator: Any = None
 
 
-class DataDigest(msgspec.Struct, frozen=True):
-    """Which images a task has."""
-
-    digest: str
-
-
 class Extension(msgspec.Struct, frozen=True, tag="extend", tag_field="event"):
     """A task that was not planned begins."""
 
     task: TaskIndex
     name: str
-    split: DataDigest
+    split: Split
     source: str | None = None
 
 
