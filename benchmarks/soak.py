@@ -28,6 +28,7 @@ import torch
 
 from boovae.data import Stream, Task, load_stream
 from boovae.methods import resolve
+from boovae.runs.progress import Display
 from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training.trainer import Trainer

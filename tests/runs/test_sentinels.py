@@ -19,6 +19,7 @@ from boovae.methods import REGISTRY
 from boovae.metrics.posterior import posterior_health
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of
+from boovae.runs.progress import Display
 from boovae.runs.reading import read_record
 from boovae.runs.run import Run
 from boovae.runs.train import train, warn
