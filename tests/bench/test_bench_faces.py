@@ -17,10 +17,10 @@ from bench_parts import made_up_record, request, typed
 from boovae.bench.cells import Cell, plan
 from boovae.bench.figures import component_pictures, laid_out, learned
 from boovae.bench.paper import Paper
+from boovae.bench.paper_tables import findings, table
 from boovae.bench.published import FACES_NAMES, numbers
 from boovae.bench.request import Request
 from boovae.bench.results import Measured
-from boovae.bench.tables import findings, table
 from boovae.cli.main import main
 from boovae.methods.coreset import CoresetSettings
 from boovae.metrics.evaluation import evaluation_event

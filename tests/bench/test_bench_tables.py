@@ -17,12 +17,12 @@ from scipy import stats
 from bench_parts import made_up, paper_cell, request
 from boovae.bench.cells import Cell, plan
 from boovae.bench.figures import curves, sample_pictures
+from boovae.bench.paper_tables import Entry, differences, findings, table
 from boovae.bench.published import METHOD_NAMES, Printed, numbers
 from boovae.bench.request import Request
 from boovae.bench.results import Measured, Spread, paired, spread
 from boovae.bench.studies import write
 from boovae.bench.sweeps import COMPONENTS, CORESET_SIZE
-from boovae.bench.tables import Entry, differences, findings, table
 from boovae.boosting.fit import FitSettings
 from boovae.errors import InputError
 from boovae.methods.coreset import CoresetSettings

@@ -186,7 +186,7 @@ def test_room_for_another_task_leaves_the_statistics_alone(colours: Stream) -> N
 
 
 def test_a_batch_of_one_image_cannot_be_normalised(colours: Stream) -> None:
-    with pytest.raises(InputError, match=r"two images in a batch.*--normalisation group"):
+    with pytest.raises(InputError, match=r"two images in a batch.*normalisation='group'"):
         trained(colours, normalisation="batch", batch_size=1)
 
 
@@ -242,9 +242,9 @@ def test_the_weight_of_the_kl_term_grows_to_two(colours: Stream) -> None:
 
 
 def test_what_makes_no_sense_for_the_images_is_refused(digits: Stream, colours: Stream) -> None:
-    with pytest.raises(InputError, match=r"--jitter 0\.1 needs colour"):
+    with pytest.raises(InputError, match=r"jitter=0\.1 needs colour"):
         Trainer(tiny(jitter=0.1), digits.spec)
-    with pytest.raises(InputError, match="--likelihood bernoulli needs pixels in"):
+    with pytest.raises(InputError, match="likelihood bernoulli needs pixels in"):
         Trainer(tiny(net="conv:4"), colours.spec)
 
 
@@ -309,5 +309,5 @@ def test_faces_from_the_official_files_to_the_report(
 def test_samples_are_drawn_in_parts(colours: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trained(colours, tasks=1)
     whole: Tensor = generate(trainer, 20)
-    monkeypatch.setattr("boovae.replicas.sampling.SAMPLE_PIXELS", 7 * 192)
+    monkeypatch.setattr("boovae.replicas.prior_samples.SAMPLE_PIXELS", 7 * 192)
     torch.testing.assert_close(generate(trainer, 20), whole, rtol=1e-4, atol=1e-5)

@@ -15,12 +15,11 @@ from torch import Tensor, distributions
 from boovae.cli.main import main
 from boovae.data import Stream, Task
 from boovae.errors import InputError
-from boovae.experiments import replay
+from boovae.experiments import replay_classifier as replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
-from boovae.experiments.replay import Point, _past, curves, draw
+from boovae.experiments.replay_classifier import Point, _past, curves, draw
 from boovae.methods.boo import BooSettings
-from boovae.training.events import Observer
-from boovae.training.trainer import Trainer
+from boovae.training.trainer import Observer, Trainer
 from conftest import tiny, trained
 
 CPU = torch.device("cpu")

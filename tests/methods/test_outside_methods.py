@@ -241,7 +241,7 @@ def section(annotation: Any, name: str = "own_pull", default: Any = 1.0) -> Any:
         ({"sections": (section(AtLeastOne, default=1),), "search": {"own_pull": (1.5,)}}, "own_pull is 1.5; it must"),
         ({"name": "a+b"}, "use letters, digits, '_' and '-'"),
         ({"name": "ewc"}, "which boovae has itself; choose another name"),
-        ({"memory": lambda self: {}}, "has memory but no load_memory"),
+        ({"memory": lambda self: {}}, "Own.memory would be replaced; fill the dictionary self.memory"),
     ],
 )
 def test_a_class_that_could_not_be_used_is_refused(changes: dict[str, Any], complaint: str) -> None:

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.methods import METHODS, make_method
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.methods.replay import Replay
 from boovae.metrics.cost import ledger
 from boovae.metrics.likelihood import log_likelihood

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, distributions
 
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
-from boovae.model.priors.base import kl
 from boovae.model.priors.boosted import BoostedPrior
+from boovae.model.priors.prior import kl
 from conftest import in_torch
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+
+import boovae
 
 BARE = """
 import sys
@@ -80,3 +84,13 @@ def test_importing_the_package_costs_less_than_half_as_much_again_as_torch() -> 
         return float(answer.stdout)
 
     assert seconds("import boovae") < 1.5 * seconds("import torch")
+
+
+def test_every_file_beside_the_sources_is_installed_with_them() -> None:
+    source = Path(boovae.__file__).parent
+    project = tomllib.loads((source.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["boovae"]
+    others = {path for path in source.rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others
+    assert others == {path for pattern in patterns for path in source.glob(pattern)}
+    assert all(any(source.glob(pattern)) for pattern in patterns)

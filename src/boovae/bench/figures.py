@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from boovae.bench.paper_tables import Grid, beside, rows_of, title_of
 from boovae.bench.published import comparable, dataset_title
 from boovae.bench.results import Measured, Spread
-from boovae.bench.tables import Grid, beside, rows_of, title_of
 from boovae.files import write_file
 from boovae.report.pictures import png
 from boovae.report.series import COLOURS, Series

@@ -7,10 +7,7 @@ from itertools import chain
 
 from boovae.bench import cells as grid
 from boovae.bench.figures import PER_TASK, curves, laid_out, learned, panels, samples, write_sheet
-from boovae.bench.published import DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, comparable, dataset_title
-from boovae.bench.request import Request, file_name
-from boovae.bench.results import Measured, finished
-from boovae.bench.tables import (
+from boovae.bench.paper_tables import (
     HEAD,
     Comparison,
     Grid,
@@ -20,6 +17,9 @@ from boovae.bench.tables import (
     table,
     title_of,
 )
+from boovae.bench.published import DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, comparable, dataset_title
+from boovae.bench.request import Request, file_name
+from boovae.bench.results import Measured, finished
 from boovae.bench.webpage import Chapter, Section
 from boovae.files import write_file
 from boovae.report.outputs import write_rows

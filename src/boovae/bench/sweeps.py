@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from boovae.bench import cells as grid
 from boovae.bench.figures import line, write_sheet
+from boovae.bench.paper_tables import Grid, as_markdown, title_of
 from boovae.bench.published import dataset_title
 from boovae.bench.request import Request, file_name
 from boovae.bench.results import Measured, Spread, spread
-from boovae.bench.tables import Grid, as_markdown, title_of
 from boovae.bench.webpage import Chapter, Section
 from boovae.errors import InputError
 from boovae.files import write_file

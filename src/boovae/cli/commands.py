@@ -286,7 +286,7 @@ def latent_map(arguments: kinds.LatentMap, settings: Settings) -> None:
 
 def replay(arguments: kinds.Replay, settings: Settings) -> None:
     """Teach classifiers with generated images."""
-    from boovae.experiments.replay import run
+    from boovae.experiments.replay_classifier import run
 
     rows = _called(run, arguments, settings, options=arguments)
     seen = max(row["tasks_seen"] for row in rows)

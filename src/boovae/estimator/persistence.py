@@ -6,7 +6,7 @@ import math
 import numbers
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,12 +18,27 @@ from boovae.estimator.parameters import FOREIGN, OWN
 from boovae.runs.environment import environment
 from boovae.runs.run import Run
 from boovae.runs.train import load_trainer, run_event
+from boovae.training.events import Event
+from boovae.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    from boovae.estimator.boovae import BooVAE
-    from boovae.training.events import Event
 
-Model = TypeVar("Model", bound="BooVAE")
+class Estimator(Protocol):
+    """What is saved of `BooVAE`."""
+
+    settings: Any
+    device: str
+    trainer_: Trainer
+    scaling_: Scaling
+    image_shape_: tuple[int, ...]
+    n_features_in_: int
+    feature_names_in_: Any
+    _events: list[Event]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters by name."""
+
+
+Model = TypeVar("Model", bound=Estimator)
 
 
 class Record(msgspec.Struct):
@@ -37,7 +52,7 @@ class Record(msgspec.Struct):
     scale: list[float] = []
 
     @classmethod
-    def of(cls, model: BooVAE) -> Record:
+    def of(cls, model: Estimator) -> Record:
         """Return the record of a fitted model."""
         parameters = {name: _plain(value) for name, value in model.get_params(deep=False).items()}
         parameters["device"] = str(model.device)
@@ -78,7 +93,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def save_model(model: BooVAE, folder: Path) -> Path:
+def save_model(model: Estimator, folder: Path) -> Path:
     """Write a fitted model to `folder`: beside it first, and then in its place, so that it is whole or not there."""
     _check_replaceable(folder)
     fresh, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))

@@ -1,7 +1,7 @@
 """Continual-learning methods, and the registry that knows them by name."""
 
 from boovae.config.section import Section
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.methods.method_list import MethodList
 from boovae.methods.registry import (
     METHODS,

@@ -26,7 +26,7 @@ from boovae.boosting.fit import STRATEGIES, FitSettings, Fitted
 from boovae.boosting.penalties import Penalties, PenaltySettings
 from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
-from boovae.methods.base import TaskImages
+from boovae.methods.method import TaskImages
 from boovae.methods.mixture import ROW, MixtureMethod, MixtureSettings
 from boovae.model.priors import Prior
 from boovae.model.priors.boosted import EMPTY, BoostedPrior

@@ -20,8 +20,8 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section, WholeNumber
 from boovae.errors import InputError, SettingError
-from boovae.methods.base import TaskImages
 from boovae.methods.boo import Boo
+from boovae.methods.method import TaskImages
 from boovae.model.priors import Prior
 from boovae.model.priors.flow import FlowPrior
 from boovae.model.vae import VAE

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, Section
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas

@@ -20,7 +20,7 @@ from typing import Literal
 from torch import Tensor
 
 from boovae.config.section import AtLeastOne, NotNegative, Section
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw, latent_draws

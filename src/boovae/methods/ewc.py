@@ -44,7 +44,7 @@ from torch.func import grad, vmap
 
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas, replica_of

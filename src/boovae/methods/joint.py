@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.priors import Prior, VampPrior
 from boovae.replicas.stacked import Replicas
 

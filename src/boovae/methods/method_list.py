@@ -9,7 +9,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.errors import InputError
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.priors import Prior
 from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import Batch, Step

@@ -13,7 +13,7 @@ from boovae.boosting.penalties import Penalties
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, Section
 from boovae.errors import InputError
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.priors.boosted import TaskMixture
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw

@@ -30,7 +30,7 @@ from boovae.boosting.fit import codes_of, refits
 from boovae.boosting.penalties import Penalties, PenaltySettings
 from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
-from boovae.methods.base import TaskImages
+from boovae.methods.method import TaskImages
 from boovae.methods.mixture import MixtureMethod, MixtureSettings
 from boovae.model.distributions import DiagonalMixture
 from boovae.model.priors import FreeMixture, Prior

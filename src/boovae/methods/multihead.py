@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.nets import Nets, initialise
 from boovae.replicas.randomness import seed_for
 from boovae.replicas.stacked import Replicas

@@ -18,13 +18,13 @@ from typing import Any
 from boovae.config import CORE_NAMES, Section, Settings
 from boovae.config import resolve as config_resolve
 from boovae.errors import InputError, unknown_name
-from boovae.methods.base import Method
 from boovae.methods.boo import Boo
 from boovae.methods.boo_flow import BooFlow
 from boovae.methods.coreset import Coreset
 from boovae.methods.distill import Distill
 from boovae.methods.ewc import EWC
 from boovae.methods.joint import Joint
+from boovae.methods.method import Method
 from boovae.methods.method_list import MethodList
 from boovae.methods.mog import MoG
 from boovae.methods.multihead import Multihead

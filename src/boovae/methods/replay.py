@@ -20,7 +20,7 @@ from torch import Tensor
 
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.errors import InputError
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw, latent_draws
 from boovae.replicas.stacked import Replicas

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from boovae.methods.base import Method, TaskImages
 from boovae.methods.joint import Joint
+from boovae.methods.method import Method, TaskImages
+from boovae.replicas.prior_samples import drawn_images
 from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.sampling import drawn_images
 from boovae.replicas.stacked import Replicas
 
 

@@ -6,7 +6,7 @@ The lower bound of every comparison: the network is trained on one task after an
 
 from __future__ import annotations
 
-from boovae.methods.base import Method
+from boovae.methods.method import Method
 
 
 class Standard(Method):

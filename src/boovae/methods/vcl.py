@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
 from boovae.errors import InputError
-from boovae.methods.base import Method, TaskImages
+from boovae.methods.method import Method, TaskImages
 from boovae.model.bayesian import gaussians, make_bayesian, noisy, recorded_shapes
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.nets import Nets

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.likelihoods import Likelihood
-from boovae.model.priors.base import Density, Prior, kl
+from boovae.model.priors.prior import Density, Prior, kl
 
 
 class Bound(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from boovae.training.task_progress import Array, Control
 
@@ -12,39 +12,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from boovae.data import Task
-    from boovae.training.trainer import Trainer
 
 Event = dict[str, Any]
 
 
 class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
     """Training was asked to stop; everything is in the checkpoint."""
-
-
-class Observer(Protocol):
-    """Who watches a run: keeps the log, the checkpoints and the display. Only the trainer calls it."""
-
-    def event(self, event: Event) -> None:
-        """Take a deterministic event for `metrics.jsonl`."""
-
-    def block(self, trainer: Trainer) -> None:
-        """Between two blocks of steps: the moment for a checkpoint; may raise `Interrupted`."""
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        """After an epoch: the moment for the display."""
-
-
-class Unwatched:
-    """Nobody watches: for a trainer that is used by hand."""
-
-    def event(self, event: Event) -> None:
-        """Keep nothing."""
-
-    def block(self, trainer: Trainer) -> None:
-        """Write nothing."""
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        """Show nothing."""
 
 
 def listed(array: Array) -> list[float | None]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from boovae.errors import InputError
+from boovae.replicas.prior_samples import drawn_images
 from boovae.replicas.randomness import latent_draws
-from boovae.replicas.sampling import drawn_images
 
 if TYPE_CHECKING:
     from boovae.training.trainer import Trainer

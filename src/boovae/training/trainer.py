@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -25,13 +25,39 @@ from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import GradientStep
 from boovae.training import augment
-from boovae.training.events import Event, Observer, Unwatched, divergence, epoch_end, task_end, task_start
+from boovae.training.events import Event, divergence, epoch_end, task_end, task_start
 from boovae.training.objective import LOSS, Objective
 from boovae.training.state import MOST_TASKS, check, group, prefixed, put, refused, whole
 from boovae.training.task_progress import Array, Control, TaskProgress
 
 if TYPE_CHECKING:
     from boovae.data import Task
+
+
+class Observer(Protocol):
+    """Who watches a run: keeps the log, the checkpoints and the display. Only the trainer calls it."""
+
+    def event(self, event: Event) -> None:
+        """Take a deterministic event for `metrics.jsonl`."""
+
+    def block(self, trainer: Trainer) -> None:
+        """Between two blocks of steps: the moment for a checkpoint; may raise `Interrupted`."""
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """After an epoch: the moment for the display."""
+
+
+class Unwatched:
+    """Nobody watches: for a trainer that is used by hand."""
+
+    def event(self, event: Event) -> None:
+        """Keep nothing."""
+
+    def block(self, trainer: Trainer) -> None:
+        """Write nothing."""
+
+    def epoch(self, trainer: Trainer, event: Event) -> None:
+        """Show nothing."""
 
 
 class Trainer:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
-from boovae.model.priors.base import Density, Encoder, Prior
+from boovae.model.priors.prior import Density, Encoder, Prior
 
 #: The log-weight of an empty place: no mass, and finite gradients.
 EMPTY = -1e4

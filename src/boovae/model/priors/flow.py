@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from boovae.model.distributions import DiagonalNormal
-from boovae.model.priors.base import Density, Encoder
 from boovae.model.priors.boosted import BoostedPrior
+from boovae.model.priors.prior import Density, Encoder
 
 #: The log of a coupling's scale stays between −LIMIT and LIMIT: no step can make a layer singular.
 LIMIT = 2.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from boovae.model.distributions import StandardNormal
-from boovae.model.priors.base import Density, Encoder, Prior
+from boovae.model.priors.prior import Density, Encoder, Prior
 
 
 class NormalPrior(Prior):

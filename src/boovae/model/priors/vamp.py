@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from boovae.model.distributions import DiagonalMixture
-from boovae.model.priors.base import Density, Encoder, Prior
+from boovae.model.priors.prior import Density, Encoder, Prior
 
 #: Standard deviation of the logits at the start: 0.15 of the pixel range, around its middle.
 START_DEVIATION = 0.6
