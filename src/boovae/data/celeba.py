@@ -124,9 +124,7 @@ def select(layout: Layout) -> Selected:
     chosen = tuple(files[row] for row in rows)
     missing = next((file for file in chosen if file not in split_of), None)
     if missing is not None:
-        raise InputError(
-            f"{layout.partition}: no row for {missing}, which {layout.attributes.name} has; get a new copy"
-        )
+        raise InputError(f"{layout.partition}: no row for {missing} of {layout.attributes.name}; get a fresh copy")
     return Selected(chosen, hair[rows].argmax(1), np.array([split_of[file] for file in chosen], np.int64))
 
 

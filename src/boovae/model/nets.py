@@ -1,6 +1,6 @@
 """Encoders and decoders, by name.
 
-`mlp:WIDTH` takes any rows of numbers: `mlp:300` is the paper's network for MNIST, `mlp:1024` that for the other two grey
+`mlp:WIDTH` takes any rows of numbers: `mlp:300` is the paper's network for MNIST, `mlp:1024` for the other two grey
 datasets.
 `conv:CHANNELS` is for pictures: `conv:32` on 3 x 32 x 32 is the paper's network for faces.
 """

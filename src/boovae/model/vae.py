@@ -71,7 +71,7 @@ class VAE(nn.Module):
         `posterior` is that of the images x, `density` that of the prior, `noise` (S, B, L). With full weight the bound
         lies between the negative ELBO and −log p(x) (Burda, Grosse and Salakhutdinov, 2016). With uniform numbers
         `choice` (S, B) it has an unbiased gradient, computed from one latent per image that is drawn by
-        w̄_s = w_s / Σ w (Cremer, Morris and Duvenaud, 2017): the others need no backward pass. The encoder's gradient is
+        w̄_s = w_s / Σ w (Cremer, Morris and Duvenaud, 2017): others need no backward pass. The encoder's gradient is
         doubly reparameterised (Tucker, Lawson, Gu and Maddison, 2019), because the noise of the plain one grows with
         the number of samples: it passes through z alone, scaled by 1 − kl_weight . (1 − w̄_s).
         """
