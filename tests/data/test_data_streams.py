@@ -233,7 +233,7 @@ ok = np.zeros((6, 4), np.float32)
         ({"tasks": np.zeros((3, 6, 4))}, "one entry per task"),
         ({"tasks": [ok, ok[:0]]}, r"tasks\[1\]: no pixels"),
         ({"tasks": [ok, ok[:1]]}, r"tasks\[1\] \('1'\): too few images.*at least 3"),
-        ({"tasks": [ok[:2]]}, "3 in all"),
+        ({"tasks": [ok[:2]]}, "so at least 3"),
         ({"tasks": [ok], "valid": 6}, "6 valid"),
         ({"tasks": [ok], "valid": -1}, "valid=-1"),
         ({"tasks": [ok], "test": 1.5}, "test=1.5"),

@@ -43,7 +43,7 @@ def test_a_task_that_was_broken_off_is_not_taken_for_the_next_one() -> None:
     saved = {name: tensor.clone() for name, tensor in tensors.items()}
     with pytest.raises(KeyboardInterrupt):
         trainer.learn(second, Breaks())
-    with pytest.raises(InputError, match="was broken off in its middle: load_state"):
+    with pytest.raises(InputError, match="was interrupted: call load_state"):
         trainer.learn(second)
     again, clean = make_trainer(epochs=3), make_trainer(epochs=3)
     again.load_state(saved, record)

@@ -1,4 +1,4 @@
-"""What methods share whose prior is a mixture that grows by a row of components with each task."""
+"""The common base of methods whose prior is a mixture with a row of components per task."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 
 @dataclass(frozen=True)
 class MixtureSettings(Section):
-    """What all priors have in common that grow with the tasks."""
+    """Settings of all priors that grow with the tasks."""
 
     boo_elbo: Literal["current", "full"] = "current"
     """Score images of the task in training by its own components, or by the whole mixture."""
     boo_masses: Literal["sizes", "equal"] = "sizes"
     """Share the prior among tasks by their numbers of images, or equally."""
     boo_until: AtLeastOne = 32
-    """Fit components after epochs 1, 2, 4, … up to this one; then they stand still."""
+    """Fit components after epochs 1, 2, 4, … up to this one; then they are fixed."""
 
 
 class MixtureMethod(Method):
-    """Opens a row of live components when a task begins, stores it when the task ends, and holds the stored ones."""
+    """Opens a row of live components when a task begins, stores it when the task ends, and penalises its changes."""
 
     #: The two penalties on stored components, and the setting with their weight.
     penalties: Penalties
     strength_name: str
-    #: Whether components of finished tasks are encoded again.
+    #: Whether components of finished tasks are re-encoded.
     reencodes = False
 
     def __init__(self, settings: Settings) -> None:
@@ -50,20 +50,20 @@ class MixtureMethod(Method):
         self.equal_masses = self.mixture.boo_masses == "equal"
 
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
-        """Give each replica its own weight of the penalties, perhaps."""
+        """Give each replica its own values; the weight of the penalties may be one of them."""
         super().compare(candidates)
         self.penalties.on |= self.strength_name in candidates
 
     def check(self) -> None:
-        """Refuse penalties that would send old components through the network of another task."""
+        """Refuse penalties that would pass old components through the network of another task."""
         if self.private and (self.penalties.on or self.reencodes):
             raise InputError(
-                f"method '{self.name}' cannot hold or re-encode old components with a network per task; "
+                f"method '{self.name}' cannot preserve or re-encode old components with a network per task; "
                 f"set {{{self.strength_name}=0}} and {{boo_reencode=False}}"
             )
 
     def open_row(self, replicas: Replicas, task: TaskImages) -> None:
-        """Make room for the task's components beside the stored ones, and give each task its mass."""
+        """Add a row for the task's components to the stored ones, and set the mass of each task."""
         replicas.rebuild()
         buffers = replicas.buffers
         for name in ROW:
@@ -101,7 +101,7 @@ class MixtureMethod(Method):
 
     @property
     def wants_old_components(self) -> bool:
-        """Whether R_enc will look at old pseudo-inputs."""
+        """Whether R_enc needs the encodings of old pseudo-inputs."""
         return self.penalties.on and bool(self.state)
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:

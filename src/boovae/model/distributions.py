@@ -74,8 +74,8 @@ class StandardNormal(NamedTuple):
 class DiagonalMixture(NamedTuple):
     """A mixture of C diagonal Gaussians: `log_weights` (C,), `mean` and `log_variance` (C, L).
 
-    With leading axes (n, C, L) it holds n mixtures, and z (n, s, L) is scored by the mixture of its row. A weight of 0 is
-    written as a very negative log-weight, not as -inf: gradients stay finite.
+    With leading axes (n, C, L) it holds n mixtures, and z (n, s, L) is scored by the mixture of its row. A weight of 0
+    is written as a very negative log-weight, not as -inf: gradients stay finite.
     """
 
     log_weights: Tensor
