@@ -173,28 +173,30 @@ def read_folder(path: str | Path) -> Labelled:
     folders, loose = _visible(path)
     if folders and loose:
         raise InputError(f"folder:{path}: pictures next to sub-folders ({loose[0].name}); put them into one")
+    files = [(file, label) for label, folder in enumerate(folders or [path]) for file in _class_files(folder)]
     images: list[NDArray[np.uint8]] = []
-    labels: list[int] = []
-    first: Path | None = None
-    for label, folder in enumerate(folders or [path]):
-        inner, files = _visible(folder)
-        if folders and inner:
-            raise InputError(f"{folder}: has sub-folders ({inner[0].name}); pictures of a class lie in one folder")
-        if not files:
-            raise InputError(f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}")
-        for file in files:
-            picture = read_picture(file, str(file))
-            first = first or file
-            if images and picture.shape[:2] != images[0].shape[:2]:
-                raise InputError(
-                    f"{file}: {_size(picture)} pixels, but {first} has {_size(images[0])}; resize to one size"
-                )
-            images.append(picture)
-            labels.append(label)
+    for file, _ in files:
+        picture = read_picture(file, str(file))
+        if images and picture.shape[:2] != images[0].shape[:2]:
+            raise InputError(
+                f"{file}: {_size(picture)} pixels, but {files[0][0]} has {_size(images[0])}; resize to one size"
+            )
+        images.append(picture)
     if any(picture.ndim == 3 for picture in images):
         images = [p if p.ndim == 3 else np.repeat(p[..., None], 3, 2) for p in images]
+    labels = np.array([label for _, label in files], np.int64)
     names = tuple(folder.name for folder in folders) or (path.resolve().name,)
-    return Labelled(as_images(np.stack(images), str(path)), np.array(labels, np.int64), None, names)
+    return Labelled(as_images(np.stack(images), str(path)), labels, None, names)
+
+
+def _class_files(folder: Path) -> list[Path]:
+    """Return the pictures of one class."""
+    inner, files = _visible(folder)
+    if inner:
+        raise InputError(f"{folder}: has sub-folders ({inner[0].name}); pictures of a class lie in one folder")
+    if not files:
+        raise InputError(f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}")
+    return files
 
 
 def _visible(folder: Path) -> tuple[list[Path], list[Path]]:

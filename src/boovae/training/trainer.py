@@ -163,8 +163,8 @@ class Trainer:
         """Learn one task, or continue it after `load_state`; `observer` receives the events."""
         if self._unfinished:
             raise InputError(
-                f"task '{self._unfinished}' was interrupted: call load_state with an earlier result of `state`, or make "
-                "a new Trainer"
+                f"task '{self._unfinished}' was interrupted: call load_state with an earlier result of `state`, "
+                "or make a new Trainer"
             )
         observer = observer or Unwatched()
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
