@@ -233,7 +233,7 @@ def test_all_changes_of_the_digits_are_found() -> None:
     assert len(found) <= len(truth) + 1  # at most one false alarm
 
 
-def test_methods_that_must_be_told_the_task_cannot_find_it() -> None:
+def test_methods_that_need_to_know_the_task_cannot_find_it() -> None:
     with pytest.raises(InputError, match="needs to know the task"):
         Trial(Trainer(tiny(method="multihead"), ImageSpec((8, 8))))
 
@@ -254,7 +254,7 @@ def test_a_run_without_borders_keeps_what_was_found(tmp_path: Path, capsys: pyte
     assert len(again["nll"]["per_task"]) == 2
 
 
-def test_a_run_that_knew_its_tasks_is_no_run_without_borders(
+def test_a_run_with_given_tasks_is_not_continued_with_detected_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--tasks", "2", "--limit", "20", "--epochs", "1", "--net", "mlp:8", "--samples", "5"]
@@ -262,7 +262,7 @@ def test_a_run_that_knew_its_tasks_is_no_run_without_borders(
     main(words)
     with pytest.raises(SystemExit):
         main([*words, "--detect-tasks"])
-    assert "holds a run that knew its tasks: leave out --detect-tasks" in capsys.readouterr().err
+    assert "holds a run with given tasks: leave out --detect-tasks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_run_that_knew_its_tasks_is_no_run_without_borders(
         (["--detect-tasks", "--borders", "50"], "give the borders, or let them be found"),
         (["--detect-tasks", "--detect-first", "2"], "a trial needs at least 8 images"),
         (["--detect-tasks", "--method", "multihead"], "needs to know the task"),
-        (["--borders", "5", "3"], "they must rise"),
+        (["--borders", "5", "3"], "they must increase"),
         (["--detect-tasks", "--limit", "12", "--tasks", "3", "--epochs", "1"], "--tasks is 3, but the stream has 1"),
     ],
 )

@@ -89,7 +89,7 @@ class Penalties:
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return lambda . R_enc and lambda . R_dec for one replica."""
         strength = batch["state"]["lambda"]
-        noise = batch["held"][:, : _mixture(model).rows * self.model.components]  # also drawn for empty rows
+        noise = batch["held"][:, : mixture_of(model).rows * self.model.components]  # also drawn for empty rows
         encoder = self.encoder_divergence(model, batch["old_components"], noise[:2])
         z = self.latents(model, noise[2])
         stored = self._stored(model, batch["state"], z)
@@ -123,7 +123,7 @@ class Penalties:
         if self._teacher:
             answer: Tensor = self._teacher.answer(model, state, VAE.decode, z)
             return answer
-        return state["decoded"][: _mixture(model).rows].flatten(0, 1)
+        return state["decoded"][: mixture_of(model).rows].flatten(0, 1)
 
     def decoder_divergence(self, model: VAE, z: Tensor, decoded: Tensor) -> Tensor:
         """Return R_dec at a latent z (C, L) of each component, against the outputs `decoded` (C, D)."""
@@ -132,7 +132,7 @@ class Penalties:
         divergence = model.likelihood.divergence(decoded, model.decode(z), self.own.boo_divergence)
         shares = self._shares(weights)
         if self.reduction == "reference":
-            prior = _mixture(model)
+            prior = mixture_of(model)
             shares = torch.where(weights > 0, prior.log_weights[: prior.rows].flatten().exp(), 0.0)
         return (shares * divergence).sum()
 
@@ -152,12 +152,13 @@ class Penalties:
         return outputs
 
 
-def _mixture(model: VAE) -> TaskMixture:
+def mixture_of(model: VAE) -> TaskMixture:
+    """Return the prior of a model, which must be a mixture over tasks."""
     assert isinstance(model.prior, TaskMixture)
     return model.prior
 
 
 def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
     """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty slots."""
-    mixture = _mixture(model).stored_mixture()
+    mixture = mixture_of(model).stored_mixture()
     return mixture, torch.where(mixture.log_weights > EMPTY / 2, mixture.log_weights.exp(), 0.0)

@@ -9,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from boovae.boosting.penalties import Penalties
+from boovae.boosting.penalties import Penalties, mixture_of
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, Section
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
-from boovae.model.priors.boosted import TaskMixture
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
@@ -75,7 +74,7 @@ class MixtureMethod(Method):
         log_masses = (sizes / sizes.sum()).log()
         buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
         buffers["prior.live_log_mass"][:] = log_masses[-1]
-        _prior(replicas).live = True
+        mixture_of(replicas.model).live = True
         if self.penalties.on and task.index > 0:
             strength, growth = self.strength(self.strength_name, replicas), task.images_before / task.own_images
             self.state = self.penalties.state(replicas, self.memory, strength, growth)
@@ -85,7 +84,7 @@ class MixtureMethod(Method):
     def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
         """Store the task's components: the tensors named in ROW, each (R, K, ...)."""
         buffers = replicas.buffers
-        _prior(replicas).live = False
+        mixture_of(replicas.model).live = False
         for name in ROW:
             buffers[f"prior.{name}"][:, task.index] = row[name]
         buffers["prior.log_masses"][:, task.index] = buffers["prior.live_log_mass"]
@@ -116,9 +115,3 @@ class MixtureMethod(Method):
         images, latents = (*row, pixels), (*row, latent_dim)
         shapes = dict(zip(ROW, (images, latents, latents, row), strict=True))
         return {**shapes, "decoded": images} if self.penalties.stores_outputs else shapes
-
-
-def _prior(replicas: Replicas) -> TaskMixture:
-    prior = replicas.model.prior
-    assert isinstance(prior, TaskMixture)
-    return prior
