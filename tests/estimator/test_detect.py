@@ -58,7 +58,7 @@ def test_only_deviations_count_not_the_scale_of_the_elbo(seed: int, mean: float,
     assert ChangeDetector(mean + scale * reference).feed(mean + scale * stream) == plain
 
 
-def test_images_that_are_no_numbers_are_a_change() -> None:
+def test_nan_images_are_a_change() -> None:
     assert ChangeDetector(values(50, 0.0, seed=0)).feed(torch.full((20,), torch.nan)) == 0
 
 
@@ -131,7 +131,7 @@ def test_no_more_than_a_given_number_ever_waits(batch: int) -> None:
         TaskFinder(nearest, first=30, most=20)
 
 
-def test_a_beginning_that_gets_shorter_while_a_task_goes_on_moves_no_border() -> None:
+def test_shortening_the_beginning_within_a_task_moves_no_border() -> None:
     stream, found = levels([90, 45]), []
     for first in (30, 15):
         finder = TaskFinder(nearest, first=30)

@@ -143,7 +143,7 @@ def test_scaling_is_learned_on_the_first_task_and_kept() -> None:
     assert model.trainer_.spec.pixel_range[1] > 10  # learned images may go where the new task is
 
 
-def test_the_likelihood_follows_the_first_task_unless_told() -> None:
+def test_the_likelihood_follows_the_first_task_unless_given() -> None:
     assert quick().fit(grey()).trainer_.settings.model.likelihood == "bernoulli"
     assert quick(likelihood="normal").fit(grey()).trainer_.settings.model.likelihood == "normal"
     assert quick().fit(grey() * 2).trainer_.settings.model.likelihood == "normal"

@@ -61,7 +61,7 @@ def test_two_files_with_one_method_are_refused(anchor: Path) -> None:
     assert f"{copy}, which defines the method 'anchor', as another file does; rename one" in ended.stderr
 
 
-def test_a_changed_file_asks_for_its_cells_anew(anchor: Path) -> None:
+def test_a_changed_file_makes_its_cells_run_again(anchor: Path) -> None:
     program = "from boovae.bench.cells import plan\n"
     program += "print(*(cell.name for cell in plan(['digits'], ['boo', 'boo+anchor'], {}, 2)))"
 
