@@ -54,8 +54,8 @@ class VCL(Method):
     )
     clashes = MappingProxyType(
         {
-            "ewc": "both hold the weights to where they were, vcl by their own variances",
-            "si": "both hold the weights to where they were, vcl by their own variances",
+            "ewc": "both keep the weights near their old values, vcl by their variances",
+            "si": "both keep the weights near their old values, vcl by their variances",
         }
     )
 
