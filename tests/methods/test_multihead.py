@@ -84,7 +84,7 @@ def test_the_frozen_networks_are_counted_as_memory(digits: Stream) -> None:
 
 
 @pytest.mark.parametrize("method", ["multihead+distill", "replay+multihead", "joint+multihead"])
-def test_combinations_that_make_no_sense_are_refused_with_the_reason(method: str) -> None:
+def test_invalid_combinations_are_refused_with_the_reason(method: str) -> None:
     with pytest.raises(InputError, match=rf"method={re.escape(repr(method))}: .+"):
         make_method(tiny(method=method))
 

@@ -43,7 +43,7 @@ def test_a_task_that_was_broken_off_is_not_taken_for_the_next_one() -> None:
     saved = {name: tensor.clone() for name, tensor in tensors.items()}
     with pytest.raises(KeyboardInterrupt):
         trainer.learn(second, Breaks())
-    with pytest.raises(InputError, match="was broken off in its middle: load_state"):
+    with pytest.raises(InputError, match="was interrupted: call load_state"):
         trainer.learn(second)
     again, clean = make_trainer(epochs=3), make_trainer(epochs=3)
     again.load_state(saved, record)
@@ -139,7 +139,7 @@ def test_without_warm_up_the_kl_weight_is_there_at_once() -> None:
     assert (terms["loss"] - terms["reconstruction"]) / terms["kl"] == pytest.approx(2.0, rel=1e-4)
 
 
-def test_dynamic_binarisation_is_drawn_anew_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_binarisation_is_drawn_again_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)  # a loop shows plain tensors
     targets: list[Tensor] = []
     bound_at = VAE.bound_at
