@@ -96,26 +96,26 @@ def test_a_variant_is_a_method_with_other_settings() -> None:
         (["paper", "--methods", "boo", "boo"], "twice"),
         (["paper", "--methods", "x=boo:component=3"], "did you mean 'components'"),
         (["paper", "--methods", "boo:components=3"], "a name of its own"),
-        (["paper", "--methods", "x=boo:components"], "is no setting"),
+        (["paper", "--methods", "x=boo:components"], "is not a setting"),
         (["paper", "--methods", "x=boo:dataset=digits"], "a bench takes --datasets"),
         (["paper", "--methods", "x=boo:method=ewc"], "a bench takes --methods"),
         (["paper", "--methods", "x=joint:classes_per_task=2"], "classes_per_task cannot be set for joint"),
         (["paper", "--methods", "joint+ewc"], "joint keeps everything"),
         (["paper", "--metrics", "nlll"], "did you mean 'nll'"),
         (["paper", "--tasks", "0"], "--tasks"),
-        (["paper", "--joint-tasks", "2", "11"], "has 11: there are 10 tasks of mnist here; use 1 to 10"),
+        (["paper", "--joint-tasks", "2", "11"], "has 11, but this bench of mnist has 10 tasks; use 1 to 10"),
         (["paper", "--joint-tasks", "0"], "--joint-tasks has 0"),
         (["paper", "--methods", "boo", "--joint-tasks", "2"], "joint, which is not among --methods"),
         (["paper", "--joint-tasks"], "--joint-tasks has no value"),
         (["paper", "--datasets", "digits", "--tasks", "11"], "--tasks is 11, but digits has 10 tasks"),
-        (["paper", "--methods", "a|b=boo:components=3"], "without '|'"),
+        (["paper", "--methods", "a|b=boo:components=3"], "no '|'"),
         (["paper", "--methods", "new\nline=boo:components=3"], "printable"),
         (["paper", "--methods", "#hash=boo:components=3"], "no '#' first"),
         (["paper", "--methods", " =boo:components=3"], "a name of its own"),
-        (["paper", "--methods", "x=boo:components=3,components=4"], "components is there twice"),
-        (["paper", "--methods", "ewc=boo"], "'ewc' is a method, and the variant of that name is boo"),
+        (["paper", "--methods", "x=boo:components=3,components=4"], "components is given twice"),
+        (["paper", "--methods", "ewc=boo"], "'ewc' is the name of a method, but this variant is boo"),
         (["paper", "--datasets"], "--datasets has no value"),
-        (["paper", "--datasets", "folder:a/b", "folder:a-b"], "would have one name"),
+        (["paper", "--datasets", "folder:a/b", "folder:a-b"], "would have the same file name"),
         (["paper", "--replicas", "0"], "--replicas"),
         (["paper", "--workers", "0"], "--workers"),
         (["paper", "--config", "nowhere.toml"], "nowhere.toml"),
@@ -139,7 +139,7 @@ def test_the_last_task_may_have_fewer_classes_and_borders_make_any_number_of_tas
     with pytest.raises(InputError, match="tasks is 11, but digits has 10 tasks"):
         plan(["digits"], ["standard"], GIVEN, 11)
     for name in ("tasks", "seed", "replicas", "dataset", "method"):
-        with pytest.raises(InputError, match=f"{name} is no setting of a variant; a bench takes {name}"):
+        with pytest.raises(InputError, match=f"{name} cannot be set in a variant; a bench takes {name}"):
             plan(["digits"], [f"x=standard:{name}=1"], GIVEN, 2)
 
 
@@ -190,7 +190,7 @@ def test_a_folder_of_another_version_or_bench_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(InputError, match="format 1 there, 2 here"):
         open_folder(tmp_path, "out", "cells")
     (tmp_path / "bench.json").write_text("[")
-    with pytest.raises(InputError, match=r"cannot read .*bench.json.*; remove this file alone"):
+    with pytest.raises(InputError, match=r"cannot read .*bench.json.*; remove only this file"):
         open_folder(tmp_path, "out", "cells")
 
 
