@@ -12,8 +12,8 @@ and, for earlier tasks, one of these:
 
 A VAE that learned class by class labels a sample by the prior component that produced it. If it learned the tasks of
 the classifier, the classifier labels the samples before it learns the new task. For comparison there is a classifier
-that needs neither replay nor training: p(class | x) ∝ p(class) E_{q(z|x)}[p(x|z) r_class(z) / q(z|x)], where r_class are
-the components of the prior for a class.
+that needs neither replay nor training: p(class | x) ∝ p(class) E_{q(z|x)}[p(x|z) r_class(z) / q(z|x)], where r_class is
+the part of the prior for a class.
 """
 
 from __future__ import annotations
