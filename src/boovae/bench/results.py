@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -33,8 +33,8 @@ AGAIN = "remove it, and its cell runs again"
 DAMAGED = f"the record is damaged: {AGAIN}"
 #: Fields that say where a record was made.
 ENVIRONMENT = ("boovae", "python", "torch", "device", "commit")
-#: The first bytes of a PNG, in base64.
-PNG = "iVBORw0KGgo"
+#: A PNG in base64, recognised by its first bytes.
+Picture = Annotated[str, msgspec.Meta(pattern="^iVBORw0KGgo")]
 #: Number of bootstrap resamples, and the share of them inside the interval.
 RESAMPLES, INSIDE = 10_000, 0.95
 
@@ -98,37 +98,33 @@ class CellRecord(msgspec.Struct, frozen=True):
 
     seeds: list[int]
     tasks: list[str]
-    evaluations: Any
+    evaluations: list[dict[str, Any]]
     environment: Environment
     seconds: Seconds
-    samples: Any = None
-    components: Any = None
+    samples: list[Picture] = []
+    components: dict[str, list[Picture]] = {}
 
 
 def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> list[Evaluation]:
     """Return the evaluations of a record; refuse one without all seeds after each of the cell's tasks."""
     record = decode(summary, CellRecord, str(path), lambda found: {}, DAMAGED)
     seeds, tasks = list(cell.settings.training.seeds), cell.settings.data.tasks or 1
-    found = record.evaluations if isinstance(record.evaluations, list) else []
-    seen = [each.get("seen") if isinstance(each, dict) else None for each in found]
-    components = record.components.values() if isinstance(record.components, dict) else ()
+    seen = [each.get("seen") for each in record.evaluations]
     for good, problem in (
         (record.seeds == seeds, f"'seeds' is {record.seeds!r:.40}, not {seeds}"),
         (len(record.tasks) == tasks, f"'tasks' has {len(record.tasks)} names of {tasks}"),
         (seen == list(range(1, tasks + 1)), f"'evaluations' must be one after each of {tasks} tasks"),
-        (all(map(_are_pictures, (record.samples or [], *components))), "'samples' and 'components' must be pictures"),
     ):
         if not good:
             raise InputError(f"{path}: {problem}; {DAMAGED}")
     places = (f"{path}, after {seen} tasks" for seen in range(1, tasks + 1))
-    evaluations = [read_evaluation(each, place, len(seeds), DAMAGED) for each, place in zip(found, places, strict=True)]
+    evaluations = [
+        read_evaluation(each, place, len(seeds), DAMAGED)
+        for each, place in zip(record.evaluations, places, strict=True)
+    ]
     if any(evaluation.nll is None for evaluation in evaluations):
         raise InputError(f"{path}: 'nll' is missing; {DAMAGED}")
     return evaluations
-
-
-def _are_pictures(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(one, str) and one.startswith(PNG) for one in found)
 
 
 # --- the numbers of a dataset ---------------------------------------------------------------------------------------
