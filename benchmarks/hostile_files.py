@@ -29,18 +29,20 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
+from boovae.cli.commands import write_page
 from boovae.config import Settings
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError
 from boovae.methods import resolve
+from boovae.report import write_csv
 from boovae.runs.extend import extend
+from boovae.runs.reading import read_record
 from boovae.runs.run import Run
 from boovae.runs.train import load_trainer, train
 from boovae.training import checkpoint
 from boovae.training.checkpoint import _checksum
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
-from run_folders import write_csv, write_report
 
 #: Seconds allowed per file, and bytes of memory beyond those in use at the start.
 TIME_LIMIT, MEMORY_LIMIT = 60, 3 << 30
@@ -235,8 +237,8 @@ class Targets:
 
         ways: list[Callable[[], object]] = [
             sample,
-            lambda: write_report([run]),
-            lambda: write_csv(run, run / "table.csv"),
+            lambda: write_page([read_record(run)], [run]),
+            lambda: write_csv(read_record(run), run / "table.csv"),
             events,
             lambda: extend(run, metrics=("nll",)),
         ]

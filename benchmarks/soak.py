@@ -27,7 +27,7 @@ import torch
 
 from boovae.data import Stream, Task, load_stream
 from boovae.methods import resolve
-from boovae.runs.progress import Silent
+from boovae.runs.progress import Display
 from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training.trainer import Trainer
@@ -108,7 +108,7 @@ class TimeIsUpError(Exception):
     """Ends a run that exceeds its time."""
 
 
-class _Meter(Silent):
+class _Meter(Display):
     """Records the memory of the process at the start of each task; starts no task once the time is up."""
 
     def __init__(self, device: str, seconds: float) -> None:
