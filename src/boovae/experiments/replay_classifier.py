@@ -18,7 +18,7 @@ the part of the prior for a class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -152,15 +152,10 @@ def draw(points: Sequence[Point]) -> Figure:
     figure = Figure(figsize=(14, 4.6), layout="constrained")
     costly = {point.curve for point in points if point.generator_images and "p(class" not in point.curve}
     panels = figure.subplots(1, 3 if costly else 2)  # with real images alone there is no cost to show
-    by_task, by_class, *rest = panels
     for number, name in enumerate(dict.fromkeys(point.curve for point in points)):
         own = [point for point in points if point.curve == name]
-        style: dict[str, Any] = {"color": f"C{number}", "marker": "o", "markersize": 4}
-        style["linestyle"] = "--" if "replay" in name.split(",")[0] else "-"
-        _plot(by_task, own, [point.task_incremental for point in own], style)
-        _plot(by_class, own, [point.class_incremental for point in own], style)
-        if name in costly:
-            rest[0].plot([point.seen for point in own], [point.generator_images / 1e6 for point in own], **style)
+        _draw_curve(panels if name in costly else panels[:2], own, f"C{number}")
+    by_task, by_class, *rest = panels
     by_task.set(title="task-incremental: the task is named", ylabel="mean accuracy over tasks seen, %")
     by_class.set(title="class-incremental: among all classes seen")
     for cost in rest:
@@ -175,13 +170,20 @@ def draw(points: Sequence[Point]) -> Figure:
     return figure
 
 
-def _plot(axes: Axes, points: Sequence[Point], accuracies: Sequence[Sequence[float]], style: Mapping[str, Any]) -> None:
-    """Plot the mean accuracy of a curve, and a band from the lowest to the highest replica."""
+def _draw_curve(panels: Sequence[Axes], points: Sequence[Point], colour: str) -> None:
+    """Draw a curve: accuracies with a band from the lowest to the highest replica, and the cost if there is a panel."""
     import numpy as np
 
-    seen, values = [point.seen for point in points], 100 * np.array(accuracies)
-    axes.plot(seen, values.mean(1), label=points[0].curve, **style)
-    axes.fill_between(seen, values.min(1), values.max(1), color=style["color"], alpha=0.15, linewidth=0)
+    by_task, by_class, *rest = panels
+    name, seen = points[0].curve, [point.seen for point in points]
+    style: dict[str, Any] = {"label": name, "color": colour, "marker": "o", "markersize": 4}
+    style["linestyle"] = "--" if "replay" in name.split(",")[0] else "-"
+    for axes, key in ((by_task, "task_incremental"), (by_class, "class_incremental")):
+        values = 100 * np.array([getattr(point, key) for point in points])
+        axes.plot(seen, values.mean(1), **style)
+        axes.fill_between(seen, values.min(1), values.max(1), color=colour, alpha=0.15, linewidth=0)
+    for axes in rest:
+        axes.plot(seen, [point.generator_images / 1e6 for point in points], **style)
 
 
 def _spread(axes: Axes) -> None:
