@@ -136,15 +136,15 @@ def fuzz_server(run: Path, count: int, seed: int = 0, device: str = "cpu") -> Fu
     words = [sys.executable, "-m", "boovae", "serve", str(run), "--port", "0", "--samples", "50"]
     words += ["--device", device]
     with (  # to a file: a verbose server would fill a pipe and block
-        tempfile.TemporaryFile("w+") as told,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=told, text=True) as server,
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True) as server,
     ):
         try:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             if not address:
                 server.wait(timeout=60)
-                return Fuzzed(0, Counter(), [f"the server does not start: {_text(told)}"])
+                return Fuzzed(0, Counter(), [f"the server does not start: {_text(log)}"])
             with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
                 before = client.post("/api/sample", json={"n": 3}).content
                 tried, statuses, failures = fuzz(client, count, seed)
@@ -152,11 +152,11 @@ def fuzz_server(run: Path, count: int, seed: int = 0, device: str = "cpu") -> Fu
                     failures.append("the same request has another answer afterwards")
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=60)
-            said = _text(told).splitlines()
+            logged = _text(log).splitlines()
         finally:
             server.kill()
     # uvicorn logs this for a request that is not HTTP; any other line is an unhandled exception.
-    failures += [f"the server said: {line}" for line in said if not line.endswith("Invalid HTTP request received.")]
+    failures += [f"the server logged: {line}" for line in logged if not line.endswith("Invalid HTTP request received.")]
     if server.returncode:
         failures.append(f"the server ended with {server.returncode}")
     return Fuzzed(tried, statuses, failures)

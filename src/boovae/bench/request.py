@@ -17,7 +17,7 @@ from boovae.files import write_file
 FORMAT = 1
 #: The file that holds the version of a folder and the kind of its content.
 MARKER = "bench.json"
-#: Metrics to choose from; frechet stands for a distance on each of the networks (`--features`).
+#: Metrics to choose from; frechet means a distance on each of the networks (`--features`).
 METRICS = ("nll", "diversity", "frechet")
 
 

@@ -26,8 +26,6 @@ from boovae.files import write_file
 from boovae.metrics.features import check_present
 
 Finished = Sequence[tuple[Cell, Summary]]
-
-
 Study = Paper | Sweep
 STUDIES: dict[str, Study] = {"paper": Paper(), "coreset-size": CORESET_SIZE, "components": COMPONENTS}
 #: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
