@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from boovae.metrics.evaluation import Distances, Frechet
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import rounded
+from boovae.metrics.schema import rounded
 
 
 class FeatureDistances(Metric):
@@ -18,12 +18,12 @@ class FeatureDistances(Metric):
 
     def measure(self, context: Context) -> Frechet:
         """Compare samples with the images of the tasks seen, on the features of each network."""
-        from boovae.metrics.partial_sums import PartialSums
+        from boovae.metrics.partial_results import PartialResult
 
         samples, sets = context.samples, dict[str, Distances]()
         images = sum(len(task.test.images) for task in context.present)
         for reference in context.references:
-            sums = context.partial_sums.setdefault(f"frechet {reference.network.name}", PartialSums())
+            sums = context.partial_results.setdefault(f"frechet {reference.network.name}", PartialResult())
             # The likelihood took most of the time: the share that is done stays at all.
             features = reference.features(samples)
             scores = reference.scores(features, context.present, sums, lambda share: context.progress(1.0))

@@ -26,7 +26,7 @@ import numpy as np
 from boovae.errors import InputError
 from boovae.metrics.evaluation import Diversity
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import Floats, rounded
+from boovae.metrics.schema import Floats, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from boovae.errors import InputError
-from boovae.metrics.typed import (
+from boovae.metrics.schema import (
     MOST_TASKS,
     REMEDY,
     Count,

@@ -22,7 +22,7 @@ import numpy as np
 from boovae.errors import InputError
 from boovae.metrics.evaluation import NLL, Forgetting
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import Floats, rounded
+from boovae.metrics.schema import Floats, rounded
 
 
 class ChangeOfNLL(Metric):

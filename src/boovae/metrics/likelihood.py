@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from boovae.errors import InputError
-from boovae.metrics.partial_sums import PartialSums
+from boovae.metrics.partial_results import PartialResult
 from boovae.model.distributions import LOG_TWO_PI, DiagonalNormal
 from boovae.model.nets import ConvDecoder
 from boovae.model.vae import VAE
@@ -64,7 +64,7 @@ def log_likelihood(
     seed: int = 0,
     compile: bool = False,
     fixed: bool = False,
-    partial: PartialSums | None = None,
+    partial: PartialResult | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
@@ -86,7 +86,7 @@ def log_likelihood(
     per_chunk = _even(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * _row(model, images.shape[1])))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
-    partial = PartialSums() if partial is None else partial
+    partial = PartialResult() if partial is None else partial
     cut = {"at_once": [chunk, per_chunk], "device": images.device.type}
     plan = {"images": len(images), "samples": samples, "seed": seed, **cut}
     starts = range(0, len(images), chunk)
@@ -134,10 +134,14 @@ def log_likelihood_of_tasks(
     owners: Tensor,
     samples: int,
     progress: Callable[[float], None],
-    partial_sums: MutableMapping[str, PartialSums] | None = None,
+    partial_results: MutableMapping[str, PartialResult] | None = None,
 ) -> LogLikelihood:
     """Return the likelihood of images (n, D) of tasks (n,), each under the model as it is for its task."""
-    replicas, method, partial_sums = trainer.replicas, trainer.method, {} if partial_sums is None else partial_sums
+    replicas, method, partial_results = (
+        trainer.replicas,
+        trainer.method,
+        {} if partial_results is None else partial_results,
+    )
     present, counts = (column.tolist() for column in owners.unique(return_counts=True))
     parts: list[tuple[str, Replicas, Tensor | slice]]
     if method.knows_task:
@@ -152,7 +156,7 @@ def log_likelihood_of_tasks(
             samples,
             tasks=owners[mine],
             compile=trainer.compile,
-            partial=partial_sums.setdefault(name, PartialSums()),
+            partial=partial_results.setdefault(name, PartialResult()),
             progress=_within(progress, done, len(parts)),
         )
         for done, (name, view, mine) in enumerate(parts)

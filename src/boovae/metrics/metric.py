@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from boovae.errors import InputError, unknown_name
 from boovae.metrics.evaluation import Evaluation
-from boovae.metrics.typed import Floats, rounded
+from boovae.metrics.schema import Floats, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from boovae.data import Task
     from boovae.metrics.classifier import Classifier
-    from boovae.metrics.partial_sums import PartialSums
+    from boovae.metrics.partial_results import PartialResult
     from boovae.metrics.reference import Reference
     from boovae.training.trainer import Trainer
 
@@ -50,7 +50,7 @@ class Context:
     classifier: Classifier | None = None
     references: Sequence[Reference] = ()
     progress: Callable[[float], None] = lambda share: None
-    partial_sums: MutableMapping[str, PartialSums] = field(default_factory=dict)
+    partial_results: MutableMapping[str, PartialResult] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)  # measured so far
 
     @cached_property

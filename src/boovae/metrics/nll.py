@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from boovae.metrics.evaluation import NLL
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import Floats, rounded
+from boovae.metrics.schema import Floats, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ class NegativeLogLikelihood(Metric):
         images = torch.cat([task.test.images for task in context.present]).to(trainer.device)
         sizes = [0 if task is None else len(task.test.images) for task in context.tasks]
         owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
-        found = log_likelihood_of_tasks(trainer, images, owners, samples, context.progress, context.partial_sums)
+        found = log_likelihood_of_tasks(trainer, images, owners, samples, context.progress, context.partial_results)
 
         def per_task(values: Tensor) -> Floats:
             return rounded(torch.stack([part.mean(1) for part in values.double().cpu().split(sizes, dim=1)]))

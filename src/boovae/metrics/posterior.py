@@ -9,7 +9,7 @@ import numpy as np
 
 from boovae.metrics.evaluation import Posterior
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import rounded
+from boovae.metrics.schema import rounded
 
 if TYPE_CHECKING:
     from boovae.data import Task

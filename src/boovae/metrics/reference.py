@@ -24,7 +24,7 @@ from boovae.files import write_file
 from boovae.metrics.features import ClassifierFeatures, Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, frechet_distances, joined, moments
-from boovae.metrics.partial_sums import PartialSums
+from boovae.metrics.partial_results import PartialResult
 
 if TYPE_CHECKING:
     from boovae.data import Task
@@ -67,7 +67,7 @@ class Reference:
         self,
         samples: Tensor,
         tasks: Sequence[Task],
-        partial: PartialSums | None = None,
+        partial: PartialResult | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Scores:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
@@ -85,7 +85,7 @@ class Reference:
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
         count = min(len(test), samples.shape[1])
         some = _spread(test, count).to(samples.device)
-        partial = PartialSums() if partial is None else partial
+        partial = PartialResult() if partial is None else partial
         plan = {"network": self.network.digest, "images": len(test), "samples": samples.shape[1]}
         found = partial.begin(plan, torch.zeros(3, len(samples), dtype=torch.float64, device=samples.device))
         for replica, shares in partial.rest([*itertools.product(range(len(samples)), (False, True))], progress):

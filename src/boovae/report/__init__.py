@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from boovae.report.page import write_report
 from boovae.report.pictures import grid, save_grid
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 from boovae.report.tables import write_csv
 
 __all__ = ["RunRecord", "grid", "save_grid", "write_csv", "write_report"]

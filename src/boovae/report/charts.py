@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.findings import Published, published_for
 from boovae.report.numbers import number, with_spread
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 from boovae.report.series import COLOURS, Series, over_components, over_epochs, over_tasks, settled_range
 
 if TYPE_CHECKING:

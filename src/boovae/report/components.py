@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.findings import known
 from boovae.report.numbers import MISSING, number, percent
-from boovae.report.record import Component, RunRecord
+from boovae.report.run_record import Component, RunRecord
 
 SHOWN = 60  # components of a task on the page, the dearest
 

@@ -13,7 +13,7 @@ from boovae.metrics.distances import distance_name
 from boovae.metrics.evaluation import Distances, Diversity, Evaluation
 from boovae.metrics.forgetting import of_earlier
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 
 #: Settings of the stream for which there are published numbers.
 USUAL: dict[str, str | None] = {"classes_per_task": "1", "binarize": "none", "limit": None, "class_order": None}

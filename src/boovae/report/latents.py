@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.charts import AXIS, Chart, Numbers, colour, listed
 from boovae.report.numbers import deviation, mean, number
-from boovae.report.record import LatentMap, Place, RunRecord
+from boovae.report.run_record import LatentMap, Place, RunRecord
 from boovae.report.series import COLOURS
 
 #: Marks of tasks on a map, another one once the colours are used up: plotly's name and how a legend writes it.

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.charts import curves, digest, gains, is_joint, plotly_script, training
 from boovae.report.components import rows
 from boovae.report.findings import NOTHING, Headline, Published, headlines
 from boovae.report.frame import environment, own_file
 from boovae.report.latents import latent_map, task_legend
 from boovae.report.numbers import MISSING, change, mean, plus_minus
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 from boovae.report.series import COLOURS
 from boovae.report.tables import ledger, matrices
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from boovae.metrics.metric import numbers
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.numbers import deviation, mean
-from boovae.report.record import Epoch, Gain, RunRecord
+from boovae.report.run_record import Epoch, Gain, RunRecord
 
 #: --s0 … --s7 of style.css; later series repeat them dashed.
 COLOURS = 8

@@ -15,10 +15,10 @@ import numpy as np
 from boovae.files import write_file
 from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.metric import numbers
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.findings import known
 from boovae.report.numbers import change, deviation, duration, mean, number, size
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 
 #: Per cent of the heat colour: text on it stays readable.
 STRONGEST = 78

@@ -15,7 +15,7 @@ Step = TypeVar("Step")
 
 
 @dataclass
-class PartialSums:
+class PartialResult:
     """What a computation has come to so far, and how many of its steps are in that.
 
     The plan says how the work is cut, in words of JSON: what was kept of another one is of no use.
@@ -44,7 +44,7 @@ class PartialSums:
                 progress(self.done / len(steps))
 
 
-def state(partial: Mapping[str, PartialSums]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def state(partial: Mapping[str, PartialResult]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return what a checkpoint keeps of them: tensors, and what JSON can hold."""
     if not partial:
         return {}, {}
@@ -52,11 +52,11 @@ def state(partial: Mapping[str, PartialSums]) -> tuple[dict[str, Tensor], dict[s
     return prefixed("tally", {name: sums.values for name, sums in partial.items()}), {"tally": record}
 
 
-def load_state(tensors: dict[str, Tensor], record: dict[str, Any]) -> dict[str, PartialSums]:
+def load_state(tensors: dict[str, Tensor], record: dict[str, Any]) -> dict[str, PartialResult]:
     """Take back what `state` returned; what a stranger changed is refused, here or where it is used."""
     values, partial = group(tensors, "tally"), {}
     for name, kept in record.get("tally", {}).items():
         plan, done = kept["plan"], kept["done"]
         check("done", done, whole(done) and done >= 0)
-        partial[name] = PartialSums(dict(plan), values[name], done)
+        partial[name] = PartialResult(dict(plan), values[name], done)
     return partial

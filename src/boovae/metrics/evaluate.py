@@ -13,7 +13,7 @@ from boovae.metrics.classifier import Classifier, trained_classifier
 from boovae.metrics.evaluation import ClassifierUsed, Evaluation
 from boovae.metrics.features import ClassifierFeatures, make_features
 from boovae.metrics.metric import USUAL, Context, asked, plain_section
-from boovae.metrics.partial_sums import PartialSums
+from boovae.metrics.partial_results import PartialResult
 from boovae.metrics.reference import Reference
 from boovae.replicas.devices import matmul_precision
 
@@ -64,14 +64,14 @@ def evaluate(
     *,
     metrics: Sequence[str] = USUAL,
     references: Sequence[Reference] | None = None,
-    partial_sums: MutableMapping[str, PartialSums] | None = None,
+    partial_results: MutableMapping[str, PartialResult] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Evaluation:
     """Return the evaluation after the tasks seen; `history` holds the earlier ones, for forgetting.
 
     A task is None where its images are not at hand: its numbers are NaN, and what would need them is left out.
     `references` are what samples are compared with on features; the classifier's, if not given. `progress` is called
-    after every step of what takes long, and `partial_sums` then hold all that was done so far: handed in again, it is
+    after every step of what takes long, and `partial_results` then hold all that was done so far: handed in again, it is
     not repeated.
     """
     chosen = asked(metrics)
@@ -80,7 +80,7 @@ def evaluate(
     if references is None:
         references = [Reference(ClassifierFeatures(classifier))] if classifier is not None else []
     context = Context(trainer, tasks, history, classifier, references)
-    context.partial_sums = {} if partial_sums is None else partial_sums
+    context.partial_results = {} if partial_results is None else partial_results
     context.progress = progress or context.progress
     others: dict[str, Any] = {}
     with matmul_precision(trainer.device):

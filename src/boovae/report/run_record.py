@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from boovae.metrics.evaluation import Evaluation
-from boovae.metrics.typed import Count, Floats, PerReplica, TaskIndex, absent, axes
+from boovae.metrics.schema import Count, Floats, PerReplica, TaskIndex, absent, axes
 
 #: Pixels of one image; more are a broken file.
 MOST_PIXELS = 10**8
