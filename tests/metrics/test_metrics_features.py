@@ -16,7 +16,7 @@ from boovae.metrics import efficientnet, features
 from boovae.metrics.efficientnet import EfficientNetLite0, SameConv2d, folded
 from boovae.metrics.features import PictureFeatures, check_names, make_features
 from boovae.metrics.fidelity import kernel_distance
-from boovae.metrics.frechet import frechet_distances, joined, moments
+from boovae.metrics.frechet import combined, frechet_distances, moments
 from boovae.metrics.inception import Inception
 from boovae.metrics.reference import Reference
 
@@ -276,7 +276,7 @@ def test_real_images_are_looked_at_once_and_again_only_if_they_change(
 def test_moments_of_parts_are_those_of_the_whole() -> None:
     parts = [torch.randn(n, 5) + n for n in (1, 7, 30)]
     whole = moments(torch.cat(parts))
-    found = joined([moments(part, least=1) for part in parts])
+    found = combined([moments(part, least=1) for part in parts])
     torch.testing.assert_close(found.mean, whole.mean)
     torch.testing.assert_close(found.covariance, whole.covariance)
     assert found.n == whole.n == 38
