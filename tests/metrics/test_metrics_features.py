@@ -105,7 +105,9 @@ def test_inception_reads_the_usual_weights_file_and_refuses_others(tmp_path: Pat
 def test_inception_without_weights_says_where_to_put_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
     monkeypatch.setattr(features, "INCEPTION_MIRROR", "http://127.0.0.1:9/")
-    with pytest.raises(InputError, match=r"pt_inception-2015-12-05-6726825d\.pth is not on this disk[\s\S]*Put it at"):
+    with pytest.raises(
+        InputError, match=r"pt_inception-2015-12-05-6726825d\.pth was not found on this disk[\s\S]*Put it at"
+    ):
         make_features("inception", (3, 32, 32), (-1.0, 1.0), CPU)
 
 
@@ -195,7 +197,7 @@ def test_any_torchscript_file_gives_features_under_its_own_name(tmp_path: Path) 
     images = 2 * torch.rand(5, 48) - 1
     torch.testing.assert_close(found.features(images), means().features(images))
     path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="no TorchScript file"):
+    with pytest.raises(InputError, match="not a TorchScript file"):
         make_features(f"torchscript:{path}", (3, 4, 4), (-1.0, 1.0), CPU)
 
 

@@ -1,4 +1,4 @@
-"""The panel of learned components: a picture of each with its weight and its cost, task by task."""
+"""The panel of learned components: pictures of each with its weight and the cost of dropping it, task by task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from boovae.report.findings import known
 from boovae.report.numbers import MISSING, number, percent
 from boovae.report.run_record import Component, RunRecord
 
-SHOWN = 60  # components of a task on the page, the dearest
+SHOWN = 60  # components per task on the page, the most important first
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One component: the pseudo-input and its decoded twin, the weight and the cost."""
+    """One component: pseudo-input, decoded image, weight and the cost of dropping it."""
 
     pseudo_input: str
     decoded: str
@@ -40,7 +40,7 @@ class Row:
 
 
 def rows(run: RunRecord) -> list[Row]:
-    """Return the components of every task that has any, the dearest first."""
+    """Return the components of every task that has any, the costliest to drop first."""
     found = []
     for task in sorted({component.task for component in run.components}):
         mine = [component for component in run.components if component.task == task]
@@ -55,7 +55,7 @@ def _tile(component: Component, name: str, *, only: bool) -> Tile:
     weight = percent(known(component.weight))
     cost = "the only one" if only else nats(known(component.cost))
     loss = "it is the only one" if only else f"dropping it costs {cost}"
-    width, height = (int.from_bytes(component.decoded[at : at + 4], "big") for at in (16, 20))  # of the PNG's head
+    width, height = (int.from_bytes(component.decoded[at : at + 4], "big") for at in (16, 20))  # in the PNG's header
     return Tile(
         pseudo_input=_source(component.pseudo_input),
         decoded=_source(component.decoded),
@@ -85,11 +85,11 @@ def nats(cost: float) -> str:
 
 
 def _story(run: RunRecord, task: int, count: int) -> str:
-    """Say how many components a task has and how they came to be so many."""
+    """Describe how many components a task has, and how many were kept, merged and pruned."""
     several = " in each replica" if len(run.seeds) > 1 else ""
     text = f"{count} component{'s' if count > 1 else ''}"
     if count > SHOWN:
-        text += f", the {SHOWN} dearest of them here"
+        text += f", of which the {SHOWN} costliest to drop are shown"
     if task in run.kept:
         kept, twins = run.kept[task].kept, run.kept[task].twins
         if kept is not None and (_span(kept) != str(count) or (twins > 0).any()):
@@ -103,7 +103,7 @@ def _story(run: RunRecord, task: int, count: int) -> str:
 
 
 def _span(counts: Floats) -> str:
-    """Write the numbers of all replicas as a range.
+    """Write the counts of all replicas as a range.
 
     >>> _span(np.array([14.0, 15.0])), _span(np.array([3.0, 3.0]))
     ('14 to 15', '3')

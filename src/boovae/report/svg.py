@@ -1,4 +1,4 @@
-"""Line charts as SVG by matplotlib: for files, and for pages without scripts."""
+"""Line charts as SVG, drawn by matplotlib, for files and pages without scripts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from boovae.report.series import COLOURS, Series, settled_range
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-WIDE = 3  # from this ratio of the largest to the smallest number on an axis is logarithmic, where that is wanted
-# Stand-ins that matplotlib draws with; in the SVG the page's own colours take their place.
+WIDE = 3  # ratio of the largest to the smallest number above which a `wide` axis is logarithmic
+# Placeholder colours for matplotlib, replaced by the page's colours in the SVG.
 INK, RULE = "#010203", "#010204"
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it scales, can be read aloud, and takes the page's font
+    "svg.fonttype": "none",  # keeps text as text: it scales, can be read aloud and uses the page's font
     "font.size": 9,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -81,10 +81,10 @@ def line_chart(
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-    # Ids are hashes: salted by the chart's own text they are the same every time, yet never twice on a page.
+    # Ids are hashes: salted with the chart's text they are reproducible and unique on a page.
     with rc_context(STYLE | {"svg.hashsalt": y_label + salt}):
         figure = Figure(figsize=(5.0, 2.9))
-        # Fixed margins: charts in a row line up, and an automatic layout would draw everything twice.
+        # Fixed margins align charts in a row; an automatic layout would draw everything twice.
         axes = figure.add_axes((0.11, 0.17, 0.87, 0.73))
         for line in series:
             colour = f"#0a0b{line.colour % COLOURS:02x}"
@@ -106,7 +106,7 @@ def line_chart(
         if clip and (span := settled_range(series)):
             axes.set_ylim(*span)
         axes.set_xlabel(x_label)
-        axes.set_title(y_label, loc="left", fontsize=9)  # above, not sideways: read without turning the head
+        axes.set_title(y_label, loc="left", fontsize=9)  # horizontal, easier to read
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         if wide and _is_wide([*series, *beside]):
@@ -125,7 +125,7 @@ def _is_wide(series: Sequence[Series]) -> bool:
 
 
 def _inline(svg: str, describe: str) -> str:
-    """Cut matplotlib's file down to an element for a page: no prologue, no metadata, no id twice."""
+    """Reduce matplotlib's file to an element for a page, without prologue, metadata and ids of groups."""
     box = re.search(r'viewBox="([^"]+)"', svg)
     body = svg[svg.index(">", svg.index("<svg")) + 1 :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
