@@ -106,7 +106,8 @@ def test_inception_without_weights_says_where_to_put_them(tmp_path: Path, monkey
     monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
     monkeypatch.setattr(features, "INCEPTION_MIRROR", "http://127.0.0.1:9/")
     with pytest.raises(
-        InputError, match=r"pt_inception-2015-12-05-6726825d\.pth was not found on this disk[\s\S]*Put it at"
+        InputError,
+        match=r"pt_inception-2015-12-05-6726825d\.pth was not found and could not be downloaded[\s\S]*Put it at",
     ):
         make_features("inception", (3, 32, 32), (-1.0, 1.0), CPU)
 

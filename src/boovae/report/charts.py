@@ -90,7 +90,7 @@ def line_plot(
 ) -> Chart | None:
     """Draw the lines that have any numbers; None if no line has.
 
-    `at` labels the pointer's position ("tasks seen: %{x}"). With `ends` the table has only the last point of every task;
+    `at` labels the pointer's position ("tasks seen: %{x}"). With `ends` the table has just the end of every task;
     with `clip` the steep first epochs of every task may leave the frame.
     """
     full = [line for line in lines if line.series.drawn]

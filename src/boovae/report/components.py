@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 
 from boovae.metrics.schema import Floats
 from boovae.report.findings import known
+from boovae.report.frame import image_source
 from boovae.report.numbers import MISSING, number, percent
 from boovae.report.run_record import Component, RunRecord
 
@@ -57,18 +57,14 @@ def _tile(component: Component, name: str, *, only: bool) -> Tile:
     loss = "it is the only one" if only else f"dropping it costs {cost}"
     width, height = (int.from_bytes(component.decoded[at : at + 4], "big") for at in (16, 20))  # in the PNG's header
     return Tile(
-        pseudo_input=_source(component.pseudo_input),
-        decoded=_source(component.decoded),
+        pseudo_input=image_source(component.pseudo_input),
+        decoded=image_source(component.decoded),
         alt=f"Pseudo-input {component.component} of task {name}: weight {weight}, {loss}",
         decoded_alt=f"Decoded image of pseudo-input {component.component}",
         weight=weight,
         cost=cost,
         wide=width > 2 * height,
     )
-
-
-def _source(picture: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(picture).decode("ascii")
 
 
 def nats(cost: float) -> str:

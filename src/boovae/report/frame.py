@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -33,3 +34,8 @@ def own_file(name: str) -> Markup:
     from markupsafe import Markup
 
     return Markup(resources.files("boovae.report").joinpath(name).read_text(encoding="utf-8"))
+
+
+def image_source(png: bytes) -> str:
+    """Return a PNG as the address of an image inside the page."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

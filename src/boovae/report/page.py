@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from boovae.metrics.schema import Floats
 from boovae.report.charts import curves, digest, gains, is_joint, plotly_script, training
 from boovae.report.components import rows
 from boovae.report.findings import NOTHING, Headline, Published, headlines
-from boovae.report.frame import environment, own_file
+from boovae.report.frame import environment, image_source, own_file
 from boovae.report.latents import latent_map, task_legend
 from boovae.report.numbers import MISSING, change, mean, plus_minus
 from boovae.report.run_record import RunRecord
@@ -229,9 +228,10 @@ def _pooled(run: RunRecord) -> dict[int, Floats]:
 def _film(run: RunRecord) -> list[Picture]:
     frames = []
     for task, content in run.samples.items():
-        source = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
         name = run.task_name(task)
-        frames.append(Picture(source, f"{task + 1} . {name}", f"Grid of samples after task {task + 1}, {name}"))
+        frames.append(
+            Picture(image_source(content), f"{task + 1} . {name}", f"Grid of samples after task {task + 1}, {name}")
+        )
     return frames
 
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from boovae.errors import InputError
 from boovae.files import write_file
+from boovae.metrics.schema import Floats
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 
 SEPARATOR = 112  # a grey visible beside black digits and white clothes
 TILE = 40  # least pixels per side of an image in a gallery

@@ -1,9 +1,7 @@
-"""Tables: task x time matrices whose cells carry a number and a shade, and all numbers of a run as CSV."""
+"""Tables: matrices of tasks over time with shaded cells, the ledger of costs, and all numbers of a run as CSV."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from boovae.files import write_file
 from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.metric import numbers
 from boovae.metrics.schema import Floats
 from boovae.report.findings import known
 from boovae.report.numbers import change, deviation, duration, mean, number, size
+from boovae.report.outputs import write_rows
 from boovae.report.run_record import RunRecord
 
-#: Per cent of the heat colour: text on it stays readable.
+#: Strongest shade in per cent; text on it stays readable.
 STRONGEST = 78
-#: The head of a CSV of numbers.
+#: Columns of a CSV of numbers.
 COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
 
 
@@ -48,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One quantity over tasks and time, for every run, on one scale of colours."""
+    """One quantity by task and time, for every run, on a common colour scale."""
 
     title: str
     explanation: str
@@ -57,7 +55,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a cell is made of: mean and deviation over replicas, and the value to colour by."""
+    """The content of a cell: mean and deviation over replicas, and the value that decides its colour."""
 
     mean: float
     deviation: float
@@ -69,26 +67,14 @@ Entries = dict[tuple[int, int], _Entry]  # (row, column)
 
 def matrices(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Matrix]:
     """Return the four matrices of the page."""
-    nll = "A row is a task, a column the moment after so many tasks; stronger colour is a higher, worse NLL."
+    nll = "A row is a task, a column the number of tasks learned so far; stronger colour is a higher, worse NLL."
     own = "The same, scored only under the task's own part of the prior, so sharing the prior does not count."
     forgot = "Change under own components since the task was learned: warm is forgotten, cool has improved."
     share = "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
     found = [
-        _task_matrix(
-            runs, labels, "NLL per task", nll, lambda e: e.nll.per_task if e.nll else None, _sequential, number
-        ),
-        _task_matrix(
-            runs, labels, "NLL under own components", own, lambda e: e.nll.own if e.nll else None, _sequential, number
-        ),
-        _task_matrix(
-            runs,
-            labels,
-            "Forgetting, nats",
-            forgot,
-            lambda e: e.forgetting.own if e.forgetting else None,
-            _diverging,
-            change,
-        ),
+        _task_matrix(runs, labels, "NLL per task", nll, ("nll", "per_task"), _sequential, number),
+        _task_matrix(runs, labels, "NLL under own components", own, ("nll", "own"), _sequential, number),
+        _task_matrix(runs, labels, "Forgetting, nats", forgot, ("forgetting", "own"), _diverging, change),
         _class_matrix(runs, labels, "Classes of the samples", share),
     ]
     return [matrix for matrix in found if any(table.rows for table in matrix.tables)]
@@ -113,12 +99,12 @@ def _task_matrix(
     labels: Sequence[str],
     title: str,
     explanation: str,
-    values: Callable[[Evaluation], Floats | None],
+    field: tuple[str, str],
     tone: Tone,
     write: Callable[[float, int], str],
 ) -> Matrix:
-    """Lay `values` (seen x [R]) of every evaluation out as task x time."""
-    grids = [_entries(run, values) for run in runs]
+    """Lay out a field (seen x [R]) of a section of every evaluation as task x time."""
+    grids = [_entries(run, *field) for run in runs]
     tables = []
     for run, label, entries in zip(runs, labels, grids, strict=True):
         names = [run.task_name(task) for task in range(run.evaluations[-1].task + 1)] if run.evaluations else []
@@ -127,7 +113,7 @@ def _task_matrix(
 
 
 def _class_matrix(runs: Sequence[RunRecord], labels: Sequence[str], title: str, explanation: str) -> Matrix:
-    """Lay the class proportions out as class x time, coloured by the distance from the fair share."""
+    """Lay out the class proportions as class x time, coloured by the distance from the fair share."""
     tables = []
     for run, label in zip(runs, labels, strict=True):
         names = list(dict.fromkeys(name for e in run.evaluations for name in run.classes(e)))
@@ -144,12 +130,13 @@ def _class_matrix(runs: Sequence[RunRecord], labels: Sequence[str], title: str, 
     return Matrix(title, explanation, tables)
 
 
-def _entries(run: RunRecord, values: Callable[[Evaluation], Floats | None]) -> Entries:
+def _entries(run: RunRecord, section: str, name: str) -> Entries:
     entries: Entries = {}
     for column, evaluation in enumerate(run.evaluations):
-        matrix = values(evaluation)
-        if matrix is None:
+        found = getattr(evaluation, section)
+        if found is None:
             continue
+        matrix = getattr(found, name)
         for task, (middle, std) in enumerate(zip(mean(matrix), deviation(matrix), strict=True)):
             if np.isfinite(middle):
                 entries[task, column] = _Entry(float(middle), float(std), float(middle))
@@ -157,7 +144,7 @@ def _entries(run: RunRecord, values: Callable[[Evaluation], Floats | None]) -> E
 
 
 def _span(grids: Sequence[Entries]) -> tuple[float, float]:
-    """Return the lowest and highest value of all runs: one scale, so that colours compare."""
+    """Return the lowest and highest value of all runs, for a common colour scale."""
     colours = [entry.colour for entries in grids for entry in entries.values()]
     return (min(colours), max(colours)) if colours else (0.0, 0.0)
 
@@ -186,7 +173,7 @@ def _table(
 
 
 def ledger(run: RunRecord, label: str) -> Table:
-    """Return what every task cost: memory by kind, stored images, parameters, seconds, steps."""
+    """Return the costs of every task: memory by kind, stored images, parameters, seconds, steps."""
     kinds = list(dict.fromkeys(kind for e in run.evaluations for kind in e.ledger.memory))
     several = kinds if len(kinds) > 1 else []
     columns = ["memory", *several, "images kept", "parameters", "training", "evaluation", "steps"]
@@ -210,32 +197,27 @@ def ledger(run: RunRecord, label: str) -> Table:
 
 
 def write_csv(run: RunRecord, out: Path) -> Path:
-    """Write every seed, task and metric of a run to `out`; lines that start with # say how they were made."""
+    """Write every seed, task and metric of a run to `out`, after lines that start with # and record how it was made."""
     seconds = ", ".join(f"{what} {run.seconds(what):.1f}" for what in ("train", "evaluate"))
     head = {**run.environment, "seeds": " ".join(map(str, run.seeds)), "seconds": seconds}
-    text = io.StringIO()
-    text.writelines(f"# {name}: {value}\n" for name, value in head.items())
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for evaluation in run.evaluations:
-        writer.writerows(rows(evaluation, run.seeds))
-    write_file(out, text.getvalue().encode())
-    return out
+    return write_rows(out, COLUMNS, (row for each in run.evaluations for row in rows(each, run.seeds)), head)
 
 
 def rows(evaluation: Evaluation, seeds: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """Yield the numbers of an evaluation: those about all tasks, those of each task, those that all seeds share."""
     found = [each for each in numbers(evaluation) if each.name]
-    for each in (one for one in found if one.values.ndim == 1):
-        for seed, value in zip(seeds, each.values.tolist(), strict=True):
-            yield evaluation.learned, each.name, "", seed, _finite(value)
-    for each in (one for one in found if one.values.ndim == 2):
-        for task, values in enumerate(each.values.tolist()):
-            for seed, value in zip(seeds, values, strict=True):
-                yield evaluation.learned, each.name, task, seed, _finite(value)
-    for each in (one for one in found if one.values.ndim == 0):
-        yield evaluation.learned, each.name, "", "", each.values.item()
+    for dimensions in (1, 2, 0):
+        for each in found:
+            if each.values.ndim == dimensions:
+                for task, seed, value in _by_seed(each.values, seeds):
+                    yield evaluation.learned, each.name, task, seed, value if math.isfinite(value) else None
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _by_seed(values: Floats, seeds: Sequence[int]) -> Iterator[tuple[int | str, int | str, float]]:
+    """Yield task, seed and value of every entry; task or seed is empty if the values do not depend on it."""
+    if values.ndim == 0:
+        yield "", "", values.item()
+        return
+    for task, row in enumerate(np.atleast_2d(values).tolist()):
+        for seed, value in zip(seeds, row, strict=True):
+            yield task if values.ndim == 2 else "", seed, value
