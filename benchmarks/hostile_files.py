@@ -265,7 +265,7 @@ def _in_second_task(run: Run, trainer: Trainer) -> bool:
 
 
 def _in_evaluation(run: Run, trainer: Trainer) -> bool:
-    return trainer.tasks_done == 2 and bool(run.partial_sums)
+    return trainer.tasks_done == 2 and bool(run.partial_results)
 
 
 READ = (".toml", ".json", ".jsonl", ".safetensors", ".png")

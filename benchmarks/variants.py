@@ -24,8 +24,8 @@ from boovae.config import Settings
 from boovae.data import Stream
 from boovae.errors import InputError, as_flag
 from boovae.methods import make_method, resolve
+from boovae.metrics.evaluate import sample_networks
 from boovae.metrics.features import check_names
-from boovae.metrics.measure import sample_networks
 from boovae.metrics.reference import Reference
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import load_data

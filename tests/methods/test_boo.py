@@ -15,7 +15,7 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.data import Stream, load_stream
 from boovae.methods import resolve
-from boovae.metrics.measure import evaluate
+from boovae.metrics.evaluate import evaluate
 from boovae.model.priors.boosted import EMPTY
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer

@@ -19,7 +19,7 @@ from boovae.errors import InputError, RunError
 from boovae.metrics import likelihood
 from boovae.metrics.likelihood import log_likelihood_of_tasks
 from boovae.metrics.metric import USUAL
-from boovae.metrics.partial_sums import PartialSums
+from boovae.metrics.partial_results import PartialResult
 from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training import checkpoint
@@ -244,7 +244,7 @@ def test_a_damaged_evaluation_goes_on_from_the_checkpoint_before(
 def test_images_of_other_tasks_are_another_tally(digits: Stream) -> None:
     """As many images of other tasks: the tasks that are at hand may change before an evaluation goes on."""
     trainer, images = trained(tiny(method="boo", tasks=2), digits), digits[0].test.images[:4]
-    tallies: dict[str, PartialSums] = {}
+    tallies: dict[str, PartialResult] = {}
 
     def own(owners: list[int]) -> Tensor:
         return log_likelihood_of_tasks(trainer, images, torch.tensor(owners), 20, lambda share: None, tallies).own

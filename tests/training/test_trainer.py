@@ -13,7 +13,7 @@ from torch import Tensor
 
 from boovae.data import load_stream
 from boovae.errors import InputError
-from boovae.metrics.measure import evaluate
+from boovae.metrics.evaluate import evaluate
 from boovae.model.vae import VAE
 from boovae.replicas import stacked as replicas_module
 from boovae.replicas.randomness import Draw

@@ -20,7 +20,7 @@ from boovae.bench.request import FORMAT
 from boovae.errors import InputError
 from boovae.metrics.diversity import class_terms
 from boovae.metrics.evaluation import Evaluation, read_evaluation
-from boovae.metrics.typed import decode
+from boovae.metrics.schema import decode
 from boovae.report.matrices import COLUMNS, rows
 from boovae.report.numbers import deviation, mean
 from boovae.report.outputs import write_rows

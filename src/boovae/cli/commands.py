@@ -18,7 +18,7 @@ from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
 
 if TYPE_CHECKING:
-    from boovae.report.record import RunRecord
+    from boovae.report.run_record import RunRecord
     from boovae.runs.progress import Display
     from boovae.runs.run import Run
     from boovae.training.trainer import Trainer
@@ -80,9 +80,9 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
 
 def measure(arguments: kinds.Eval) -> None:
     """Measure a model again."""
+    from boovae.metrics.evaluate import SampleNetworks, evaluate, sample_networks
     from boovae.metrics.evaluation import evaluation_event
     from boovae.metrics.features import check_names
-    from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
     from boovae.metrics.metric import check_metrics
     from boovae.runs.data import learned_images
     from boovae.runs.train import load_trainer

@@ -17,8 +17,8 @@ from boovae.data import DATASETS, Stream, Task
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.metrics.cost import ledger
+from boovae.metrics.evaluate import SampleNetworks, sample_networks
 from boovae.metrics.features import check_names
-from boovae.metrics.measure import SampleNetworks, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import Past, learned_images, load_data

@@ -18,8 +18,8 @@ import numpy as np
 from boovae.errors import InputError
 from boovae.files import read_file
 from boovae.metrics.evaluation import Evaluation, read_evaluation
-from boovae.metrics.typed import REMEDY, decode
-from boovae.report.record import EVENTS, ComponentsFile, ComponentsLearned, Divergence, Head, LatentMap, Timing
+from boovae.metrics.schema import REMEDY, decode
+from boovae.report.run_record import EVENTS, ComponentsFile, ComponentsLearned, Divergence, Head, LatentMap, Timing
 
 Event = dict[str, Any]
 Content = TypeVar("Content", bound=msgspec.Struct)

@@ -13,7 +13,7 @@ import numpy as np
 from boovae.config.resolve import flattened
 from boovae.errors import InputError
 from boovae.metrics.evaluation import Evaluation
-from boovae.report.record import (
+from boovae.report.run_record import (
     ComponentsLearned,
     Divergence,
     Epoch,

@@ -15,10 +15,10 @@ from boovae.config.resolve import read_toml
 from boovae.errors import InputError
 from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
 from boovae.methods import REGISTRY, from_mapping
-from boovae.metrics import partial_sums
+from boovae.metrics import partial_results
 from boovae.metrics.evaluation import Evaluation, evaluation_event
-from boovae.metrics.partial_sums import PartialSums
-from boovae.report.record import RunRecord
+from boovae.metrics.partial_results import PartialResult
+from boovae.report.run_record import RunRecord
 from boovae.runs.folder import Line, RunFolder, typed_events
 from boovae.runs.progress import Display
 from boovae.runs.reading import record_of_log
@@ -44,8 +44,8 @@ class Run:
         self.settings = settings
         self.display = display or Display()
         self.stop_requested = False
-        self.follow: Callable[[Sequence[Event]], None] | None = None  # told of events that are safe in a checkpoint
-        self.partial_sums: dict[str, PartialSums] = {}  # of the evaluation that is going on
+        self.follow: Callable[[Sequence[Event]], None] | None = None  # called with events once they are in a checkpoint
+        self.partial_results: dict[str, PartialResult] = {}  # of the evaluation in progress
         self._log: list[Line] | None = None  # what was written and what will be; None before it was read
         self._evaluations: list[Evaluation] = []
         self._lines: list[str] = []  # not on the disk yet
@@ -202,7 +202,7 @@ class Run:
     def checkpoint(self, trainer: Trainer) -> None:
         """Write a checkpoint that knows how long the log was, and how far an evaluation is."""
         tensors, record = trainer.state()
-        sums, plans = partial_sums.state(self.partial_sums)
+        sums, plans = partial_results.state(self.partial_results)
         record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds, **plans}
         save_checkpoint(self.files.checkpoint, tensors | sums, record)
         self._saved = time.monotonic()
@@ -239,7 +239,7 @@ class Run:
             trainer.load_state(tensors, record)
             length, self._task_seconds = logged(record)
             with refused():
-                self.partial_sums = partial_sums.load_state(tensors, record)
+                self.partial_results = partial_results.load_state(tensors, record)
         path = self.files.log
         with appending(path) as file:
             if file.tell() < length:

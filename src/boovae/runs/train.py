@@ -19,9 +19,9 @@ from boovae.data import ImageSpec
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.methods import from_mapping, outside_digest
+from boovae.metrics.evaluate import SampleNetworks, evaluate, sample_networks
 from boovae.metrics.features import check_names
 from boovae.metrics.latent import codes, latent_map
-from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device, compiles
 from boovae.runs.environment import environment
@@ -121,11 +121,11 @@ def _evaluate(
         run.evaluations,
         metrics=metrics,
         references=networks.references,
-        partial_sums=run.partial_sums,
+        partial_results=run.partial_results,
         progress=_watched(run, trainer),
     )
     run.evaluated(evaluation)
-    run.partial_sums.clear()
+    run.partial_results.clear()
     save_samples(trainer, run.files.sample_grid(evaluation.task))
     if has_components(trainer):
         save_components(run, trainer)

@@ -11,7 +11,7 @@ import numpy as np
 from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.forgetting import of_earlier
 from boovae.report.numbers import mean, number, percent
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 
 LEAST_ACCURACY = 0.9
 LEAST_EFFECTIVE_SAMPLES = 10.0
