@@ -274,4 +274,4 @@ def test_others_are_let_in_only_if_asked_for(
         serve(boo.player, host, 0)
         client = TestClient(asked[-1][0], base_url="http://elsewhere.example")
         assert client.get("/api/model").status_code == status
-        assert ("everyone who reaches" in capsys.readouterr().err) == (status == 200)
+        assert ("anyone who can reach" in capsys.readouterr().err) == (status == 200)

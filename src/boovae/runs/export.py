@@ -1,6 +1,6 @@
-"""A trained model for elsewhere: encoder, decoder and the sampler of the prior, without this package.
+"""Export a trained model as files that need no boovae: encoder, decoder and a sampler of the prior.
 
-Three networks of one replica, in the units of the data, all with a free number of rows:
+Three networks of one replica, in the units of the data, all with a dynamic batch size:
 
     encoder: images (n, D) -> mean (n, L), log_variance (n, L) of q(z | x)
     decoder: latents (n, L) -> mean images (n, D)
@@ -38,7 +38,7 @@ Format = Literal["safetensors", "torch-export", "onnx"]
 
 
 class Scaled(nn.Module):
-    """What the three networks share: the model of one replica, and the units of the data."""
+    """Base of encoder and decoder: one replica's likelihood, and the scaling between data and model."""
 
     centre: Tensor  # (D,) or ()
     scale: Tensor
@@ -51,7 +51,7 @@ class Scaled(nn.Module):
 
 
 class Encoder(Scaled):
-    """Images to the parameters of their posterior."""
+    """Maps images to the parameters of their posterior."""
 
     def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
         super().__init__(model, centre, scale)
@@ -64,7 +64,7 @@ class Encoder(Scaled):
 
 
 class Decoder(Scaled):
-    """Latents to mean images."""
+    """Maps latents to mean images."""
 
     def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
         super().__init__(model, centre, scale)
@@ -76,7 +76,7 @@ class Decoder(Scaled):
 
 
 class Sampler(nn.Module):
-    """Random numbers to images: a latent from the prior, then the decoder."""
+    """Maps random numbers to images: a latent from the prior, then the decoder."""
 
     log_weights: Tensor  # (C,), of a mixture
     mean: Tensor  # (C, L)
@@ -99,7 +99,7 @@ class Sampler(nn.Module):
 
 
 def _components(prior: DiagonalMixture | StandardNormal) -> dict[str, Tensor]:
-    """Return the mixture's tensors without its empty places; nothing for the standard normal."""
+    """Return the mixture's tensors without empty slots; nothing for the standard normal."""
     if isinstance(prior, StandardNormal):
         return {}
     kept = prior.log_weights > EMPTY / 2
@@ -113,7 +113,7 @@ def networks(trainer: Trainer, replica: int, task: int | None, head: Event) -> d
     if not trainer.tasks_done:
         raise InputError("no task is finished yet, so there is nothing to export: continue the run with `boovae train`")
     if method.knows_task and task is None:
-        raise InputError(f"method '{method.name}' has a network per task: say which ({{task}})")
+        raise InputError(f"method '{method.name}' has a network per task: choose one with {{task}}")
     view = trainer.replicas if task is None else method.view(trainer.replicas, task)
     model = copy.deepcopy(view.model)
     model.load_state_dict(replica_of(view.tensors(), replica))
@@ -122,7 +122,7 @@ def networks(trainer: Trainer, replica: int, task: int | None, head: Event) -> d
     centre, scale = torch.tensor(estimator.get("centre") or 0.0), torch.tensor(estimator.get("scale") or 1.0)
     prior = model.prior(model.posterior, task)
     if not isinstance(prior, (DiagonalMixture, StandardNormal)):
-        raise InputError(f"the prior of method '{method.name}' has no form that can be exported")
+        raise InputError(f"the prior of method '{method.name}' cannot be exported")
     decoder = Decoder(model, centre, scale)
     return {"encoder": Encoder(model, centre, scale), "decoder": decoder, "sampler": Sampler(decoder, prior)}
 
@@ -130,7 +130,7 @@ def networks(trainer: Trainer, replica: int, task: int | None, head: Event) -> d
 def export(
     trainer: Trainer, head: Event, folder: Path, form: Format, *, replica: int = 0, task: int | None = None
 ) -> list[Path]:
-    """Write a model to `folder` and return the files; beside them `model.json` says what they take and give."""
+    """Write a model to `folder` and return the files; `model.json` beside them describes inputs and outputs."""
     nets = networks(trainer, replica, task, head)
     write = {"safetensors": _safetensors, "torch-export": _torch_export, "onnx": _onnx}[form]
     try:
@@ -246,7 +246,7 @@ def _programs(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's own remarks about its working off the screen."""
+    """Silence the exporter's log messages and warnings."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,6 +1,6 @@
-"""The files of a run folder: what each is called, which format it has, and how it is read (docs/run-folder.md).
+"""Files of a run folder: their names and formats, and how to read them (docs/run-folder.md).
 
-Nothing in a folder is trusted: a stranger may have made it. Importing this costs no torch.
+Nothing in a folder is trusted: it may come from a stranger. Does not import torch.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Content = TypeVar("Content", bound=msgspec.Struct)
 
 #: The newest version of `metrics.jsonl` that is read, and the one that is written.
 LOG_FORMAT = 1
-#: A hundred tasks of a thousand epochs take a tenth of it.
+#: Most bytes of a file that are read; the log of a hundred tasks of a thousand epochs takes a tenth of this.
 LOG_BYTES = 1 << 30
-#: How a picture of a run folder begins.
+#: Signature of a PNG file.
 PNG = b"\x89PNG\r\n\x1a\n"
 _GRID = re.compile(r"task_(\d{1,5})\.png", re.ASCII)
 
 
 class Line(NamedTuple):
-    """An event of a log and its place, as an error names it."""
+    """An event of a log, and where it stands, for error messages."""
 
     where: str
     event: Event
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The places of a run folder, and the content of each."""
+    """Paths of the files in a run folder, and their content."""
 
     path: Path
 
@@ -54,17 +54,17 @@ class RunFolder:
 
     @property
     def environment(self) -> Path:
-        """Versions, device and command."""
+        """Versions, device, source commit and command."""
         return self.path / "environment.json"
 
     @property
     def log(self) -> Path:
-        """The events, one a line."""
+        """Events, one per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def timing(self) -> Path:
-        """Wall times, one task a line."""
+        """Wall times, one task per line."""
         return self.path / "timing.jsonl"
 
     @property
@@ -74,17 +74,17 @@ class RunFolder:
 
     @property
     def samples(self) -> Path:
-        """The pictures."""
+        """Pictures."""
         return self.path / "samples"
 
     @property
     def components_picture(self) -> Path:
-        """The first replica's components."""
+        """Picture of the first replica's components."""
         return self.samples / "components.png"
 
     @property
     def components(self) -> Path:
-        """The same as numbers."""
+        """The first replica's components as numbers and small pictures."""
         return self.path / "components.json"
 
     @property
@@ -94,34 +94,34 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """The page."""
+        """The HTML report."""
         return self.path / "report.html"
 
     @property
     def tensorboard(self) -> Path:
-        """Its event files."""
+        """TensorBoard's event files."""
         return self.path / "tensorboard"
 
     def sample_grid(self, task: int) -> Path:
-        """Return the picture of samples after a task."""
+        """Return the path of the sample grid after a task."""
         return self.samples / f"task_{task:02d}.png"
 
     def sample_grids(self) -> dict[int, Path]:
-        """Return the pictures of samples that are there, by task."""
+        """Return the paths of all existing sample grids, by task."""
         found = ((_GRID.fullmatch(path.name), path) for path in self.samples.glob("task_*.png"))
         return dict(sorted((int(match[1]), path) for match, path in found if match))
 
     def export(self, form: str) -> Path:
-        """Return where an exported model goes."""
+        """Return the folder of an exported model."""
         return self.path / "export" / form
 
     @property
     def exists(self) -> bool:
-        """Whether there is a run."""
+        """Whether the folder holds a run."""
         return self.config.is_file()
 
     def require(self) -> None:
-        """Refuse a folder that is not that of a run, or not all of it."""
+        """Refuse anything but a complete run folder."""
         if not self.path.is_dir():
             raise InputError(f"{self.path} is not a folder: give a run folder, as written by 'boovae train'")
         needed = (self.config, self.environment, self.log)
@@ -138,11 +138,11 @@ class RunFolder:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def read_config(self) -> dict[str, Any]:
-        """Return the settings as they stand in the file, in sections or flat as of version 0.1.0."""
+        """Return the settings as written: in sections, or flat as in version 0.1.0."""
         return _parsed(self.config, "TOML", tomllib.loads)
 
     def read_environment(self) -> dict[str, Any]:
-        """Return what the run was made with."""
+        """Return versions, device, source commit and command."""
         return _parsed(self.environment, "JSON", json.loads)
 
     def read_log(self, notes: list[str], length: int | None = None) -> list[Line]:
@@ -153,7 +153,7 @@ class RunFolder:
         """Return the wall times by task; the file appears with the first finished task."""
         lines = _lines(self.timing, notes) if self.timing.is_file() else []
         kept = [decode(line.event, Timing, line.where, _no_axes) for line in lines if line.event.get("event") == "task"]
-        return {timing.task: timing for timing in kept}  # an evaluation that was cut off is timed again
+        return {timing.task: timing for timing in kept}  # an interrupted evaluation is timed again
 
     def read_samples(self, notes: list[str]) -> dict[int, bytes]:
         """Return the pictures of samples by task; a file that is not a PNG is left out with a note."""
@@ -177,14 +177,14 @@ class RunFolder:
         return found or ComponentsFile([])
 
     def read_latents(self, notes: list[str]) -> LatentMap | None:
-        """Return the map; there is none before the first evaluation, and a damaged file leaves a note."""
+        """Return the latent map; None before the first evaluation; a damaged file leaves a note."""
         return _optional(self.latents, LatentMap, "the latent map is left out", notes)
 
 
 def typed_events(lines: Iterable[Line], log: Path, passed: frozenset[str] = frozenset()) -> list[Any]:
-    """Return the events that are known as structs, in order; refuse a log that no run has written.
+    """Return the events of known kinds as structs, in order; refuse a log that a run cannot have written.
 
-    Kinds in `passed` are not looked at.
+    Kinds in `passed` are skipped.
     """
     found: list[Any] = []
     replicas = 0
@@ -216,7 +216,7 @@ def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) 
         low, high = found.pixel_range
         if not (0 < int(np.prod(found.shape, dtype=object)) < 10**8 and low < high):
             raise InputError(
-                f"{where}: 'shape' must have less than 10^8 pixels, 'pixel_range' a lower and a higher number"
+                f"{where}: 'shape' must have fewer than 10^8 pixels, 'pixel_range' a lower and a higher number"
             )
     return found
 
@@ -246,7 +246,7 @@ def _parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, Any
 
 
 def _lines(path: Path, notes: list[str], length: int | None = None) -> list[Line]:
-    """Return the objects of a JSONL file; a torn last line becomes a note, a broken one before it an error."""
+    """Return the objects of a JSONL file; a torn last line becomes a note, an invalid line before it an error."""
     found = []
     lines = [(at, line) for at, line in enumerate(_bytes(path)[:length].split(b"\n"), start=1) if line.strip()]
     for number, line in lines:
@@ -265,12 +265,12 @@ def _lines(path: Path, notes: list[str], length: int | None = None) -> list[Line
 
 
 def _optional(path: Path, kind: type[Content], left_out: str, notes: list[str]) -> Content | None:
-    """Return the content of a file that a report can do without."""
+    """Return the content of an optional file; None if there is none, or with a note if it is damaged."""
     if not path.is_file():
         return None
     try:
         return decode(json.loads(_bytes(path)), kind, path.name, _no_axes)
     except (ValueError, RecursionError) as error:
-        problem = str(error).removeprefix(f"{path.name}: ").partition(";")[0]  # the remedies are for the logs
+        problem = str(error).removeprefix(f"{path.name}: ").partition(";")[0]  # the remedy is for logs
         notes.append(f"{path.name} is damaged ({problem}); {left_out}.")
         return None

@@ -1,4 +1,4 @@
-"""What a person sees while a run works: live bars on a terminal, plain lines elsewhere. Everything goes to stderr."""
+"""Progress of a run on stderr: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Lines(Silent):
         self._epochs = 0
 
     def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
-        """Say which task begins."""
+        """Print which task begins."""
         count = f"{index + 1}" if total is None else f"{index + 1}/{total}"
         self._head, self._epochs = f"task {count} ({name})", epochs
         self.note(self._head)
 
     def epoch(self, event: dict[str, Any]) -> None:
-        """Say the loss, if the last line is old enough."""
+        """Print the loss, if the last line is old enough."""
         if time.monotonic() - self._last >= LINE_INTERVAL:
             self.note(f"{self._head}: epoch {event['epoch'] + 1}/{self._epochs}, loss {_losses(event)}")
 
@@ -85,9 +85,9 @@ class Lines(Silent):
 
 
 class Live:
-    """Bars with the loss of every replica and the time left; they appear when there is something to show.
+    """Bars with the loss of every replica and the time left.
 
-    So what is refused before that leaves nothing on the screen, and the cursor where it was.
+    They appear with the first task, so an error before that leaves the screen as it was.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Live:
         self._bars.reset(self._epochs, description="epoch", total=epochs, text="")
 
     def epoch(self, event: dict[str, Any]) -> None:
-        """Move the bar on."""
+        """Advance the bar of the task."""
         self._bars.update(self._epochs, completed=event["epoch"] + 1, text=f"loss {_losses(event)}")
 
     def evaluating(self, share: float) -> None:
@@ -131,7 +131,7 @@ class Live:
 
 
 def make_display(*, quiet: bool) -> Display:
-    """Return the display that fits where stderr goes."""
+    """Return a display that suits stderr: bars on a terminal, lines elsewhere, nothing if `quiet`."""
     if quiet:
         return Silent()
     return Live() if sys.stderr.isatty() else Lines()

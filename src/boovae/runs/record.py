@@ -1,4 +1,4 @@
-"""Run folders as typed records, which reports, warnings and tables read."""
+"""Read run folders as typed records, for reports, warnings and tables."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from boovae.runs.folder import LOG_FORMAT, Line, RunFolder, typed_events
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read a run folder; InputError names the file and the remedy where that is impossible."""
+    """Read a run folder; if that is impossible, InputError names the file and a remedy."""
     folder, notes = RunFolder(Path(path)), list[str]()
     folder.require()
     config = flatten(flattened(folder.read_config()))
     found = record_of_log(folder, folder.read_log(notes), config)
     if found.head.format > LOG_FORMAT:
-        newer = f"The run was written in format {found.head.format}; this page knows format {LOG_FORMAT}"
+        newer = f"The run was written in format {found.head.format}; this version of boovae reads format {LOG_FORMAT}"
         notes.append(f"{newer} and may miss things.")
     return dataclasses.replace(
         found,
@@ -51,7 +51,7 @@ def read_record(path: Path) -> RunRecord:
 def record_of_log(
     folder: RunFolder, lines: Iterable[Line], config: dict[str, str], passed: frozenset[str] = frozenset()
 ) -> RunRecord:
-    """Return what the log alone says; kinds of events in `passed` are left out."""
+    """Build the record from the log alone; kinds of events in `passed` are skipped."""
     events = typed_events(lines, folder.log, passed)
     if not events:
         raise InputError(f"{folder.log} has no 'run' event: the run has not begun; start or resume it first")
@@ -60,7 +60,7 @@ def record_of_log(
     def all_of(kind: type[Any]) -> list[Any]:
         return [event for event in events if isinstance(event, kind)]
 
-    # Epochs and evaluations that were written twice count once, as they were written last.
+    # If an epoch or an evaluation was written twice, the last one counts.
     epochs = {(epoch.task, epoch.epoch): epoch for epoch in all_of(Epoch)}
     evaluations = {evaluation.task: evaluation for evaluation in all_of(Evaluation)}
     components: list[ComponentsLearned] = all_of(ComponentsLearned)
@@ -101,9 +101,9 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _class_names(head: Head, begun: list[TaskStart]) -> dict[int, str]:
-    """Return the names of classes: where every task is one class, that of the task.
+    """Name classes after tasks if every task is one class; otherwise return no names.
 
-    Tasks that were cut at borders are numbered, whatever classes are in them.
+    Tasks that were cut at borders have no class of their own.
     """
     classes = [(event.classes, event.name) for event in begun if event.classes is not None]
     if head.split.borders is not None or any(len(own) != 1 for own, _ in classes):
@@ -112,7 +112,7 @@ def _class_names(head: Head, begun: list[TaskStart]) -> dict[int, str]:
 
 
 def _gains(components: list[ComponentsLearned]) -> dict[int, Gain]:
-    """Return the divergence over the number of components, by task; of a size measured twice the later number."""
+    """Return the divergence by number of components, for each task; if a size was measured twice, the last counts."""
     latest: dict[int, dict[float, Any]] = {}
     for event in components:
         if event.sizes is not None:
