@@ -125,7 +125,7 @@ class Train(Configured, Logs, Compiles):
     detect_tasks: bool = False
     """Ignore the borders between tasks and detect them from the ELBO; those found are recorded as --borders."""
     detect_first: int = 100
-    """With --detect-tasks: number of images to learn the beginning of a task from, and the shortest task it can find."""
+    """With --detect-tasks: number of images to learn the start of a task from, and the shortest task it can find."""
     resume: Literal["auto", "always", "never"] = "auto"
     """Continue a stopped run: if there is one, always (an error without one), or never."""
 

@@ -38,7 +38,7 @@ class DataSettings(Section):
     class_order: tuple[int, ...] | None = None
     """Order of the classes; the dataset's own if not given."""
     borders: tuple[int, ...] | None = None
-    """Cut the training images, class after class, at these positions instead of between classes (see --detect-tasks)."""
+    """Cut the training images, class by class, at these positions instead of between classes (see --detect-tasks)."""
     limit: AtLeastOne | None = None
     """At most this many images per class and split."""
     binarize: Literal["none", "dynamic", "threshold"] = "none"

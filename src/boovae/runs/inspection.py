@@ -5,8 +5,8 @@ m_k = (m − v_k h_k) / (1 − v_k), and dropping k costs
 
     KL[m ‖ m_k] = E_m[r − 1 − log r],  r = m_k / m
 
-nats, estimated on fixed samples of every component. E_m[r − 1] is zero; it keeps every term non-negative and small costs
-precise.
+nats, estimated on fixed samples of every component. E_m[r − 1] is zero; it keeps every term non-negative and makes
+small costs precise.
 """
 
 from __future__ import annotations

@@ -260,7 +260,8 @@ def _check_stream(run: Run, stream: Stream) -> None:
         )
     if run.head()["split"] != json.loads(json.dumps(stream.split_record)):
         raise InputError(
-            f"{run.folder} was started with different data than {stream.name} has now: use the same data or another {{out}}"
+            f"{run.folder} was started with different data than {stream.name} has now: use the same data, or choose "
+            "another {out}"
         )
 
 

@@ -176,8 +176,8 @@ def _divergences(run: RunRecord) -> list[str]:
             where = ", ".join(dict.fromkeys(f"“{run.task_name(d.task)}”" for d in mine))
             times = "once" if len(mine) == 1 else f"{len(mine)} times"
             found.append(
-                f"{who} diverged {times} (task {where}), went back to its best state and continued at a lower learning rate. "
-                "A smaller --learning-rate helps."
+                f"{who} diverged {times} (task {where}), went back to its best state and continued at a lower "
+                "learning rate. A smaller --learning-rate helps."
             )
     return found
 

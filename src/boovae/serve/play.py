@@ -232,7 +232,7 @@ class Player:
         return torch.cat(parts)[order.argsort()]
 
     def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[Shown]:
-        """Return the mean images at latents z (n, L); a prior that distinguishes tasks decides which task each is of."""
+        """Return the mean images at latents z (n, L); a prior that distinguishes tasks decides the task of each."""
         images = self._by_task(owners, _images, None, z)
         if self.apart and not self.networks:
             owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
