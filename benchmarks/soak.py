@@ -28,7 +28,7 @@ import torch
 
 from boovae.data import Stream, Task, load_stream
 from boovae.methods import resolve
-from boovae.runs.progress import Silent
+from boovae.runs.progress import Display
 from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training.trainer import Trainer
@@ -109,7 +109,7 @@ class TimeIsUpError(Exception):
     """Ends a run that takes longer than it may."""
 
 
-class _Meter(Silent):
+class _Meter(Display):
     """Notes the memory of the process when a task begins; lets none begin when the time is up."""
 
     def __init__(self, device: str, seconds: float) -> None:

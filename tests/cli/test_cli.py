@@ -32,7 +32,7 @@ from boovae.methods import REGISTRY, resolve
 from boovae.replicas.devices import choose_device
 from boovae.report.charts import plotly_script
 from boovae.runs.progress import Live
-from boovae.runs.record import read_record
+from boovae.runs.reading import read_record
 from boovae.training.checkpoint import load_checkpoint
 from run_folders import events
 

@@ -20,7 +20,7 @@ from boovae.errors import InputError
 from boovae.estimator.detection import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo_and_kl, find_borders
 from boovae.methods import resolve
 from boovae.replicas.randomness import Draw, Generators
-from boovae.runs.progress import Lines, Silent
+from boovae.runs.progress import Display, Lines
 from boovae.training.trainer import Trainer
 from conftest import same, tiny, trained
 
@@ -225,7 +225,7 @@ def test_a_learner_finds_the_change_between_two_digits(capfd: pytest.CaptureFixt
 def test_all_changes_of_the_digits_are_found() -> None:
     stream = load_stream("digits")
     truth = list(itertools.accumulate(len(task.train.images) for task in stream))[:-1]
-    found = find_borders(resolve({"dataset": "digits"}), stream, torch.device("cpu"), Silent(), first=100)
+    found = find_borders(resolve({"dataset": "digits"}), stream, torch.device("cpu"), Display(), first=100)
     *most, _, farthest = sorted(min(abs(border - place) for place in found) for border in truth)
     assert max(most) <= 3
     # The last 3s are unlike the others, and on some processors the last 7s: the border is dated before them.

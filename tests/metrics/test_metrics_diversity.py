@@ -17,10 +17,9 @@ def terms(labels: torch.Tensor, classes: Sequence[int]) -> np.ndarray[Any, np.dt
     """Return each class's term of the divergence."""
     found = diversity(labels, classes)
     table, shares = np.atleast_1d(found.table.numpy()), np.atleast_2d(found.proportions.numpy())
-    found_terms: np.ndarray[Any, np.dtype[np.float64]] = class_terms(
-        Diversity(table, proportions=shares, samples=labels.shape[-1])
-    )[0]
-    return found_terms
+    section = Diversity(table, proportions=shares, samples=labels.shape[-1])
+    of_one: np.ndarray[Any, np.dtype[np.float64]] = class_terms(section)[0]
+    return of_one
 
 
 @pytest.mark.parametrize(("classes", "paper"), [(2, 0.69), (3, 1.10), (8, 2.08)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from boovae.runs.record import read_record
+from boovae.runs.reading import read_record
 from boovae.runs.trackers import numbers_of
 from run_folders import events
 

@@ -14,8 +14,8 @@ import pytest
 
 from boovae.bench.published import numbers
 from boovae.report.charts import Line, line_plot
-from boovae.report.figures import chart
 from boovae.report.series import Series
+from boovae.report.svg import chart
 from made_up_run import make_run
 from run_folders import events, write_report
 

@@ -16,7 +16,7 @@ import torch
 from boovae.cli.main import main
 from boovae.data import Stream, load_stream
 from boovae.runs.extend import extend
-from boovae.runs.record import read_record
+from boovae.runs.reading import read_record
 from boovae.runs.train import train
 from conftest import tiny
 from run_folders import NLL, assert_same_model, events, write_csv, write_npz, write_report

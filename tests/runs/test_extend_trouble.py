@@ -15,7 +15,7 @@ from boovae.cli.main import main
 from boovae.data import Stream, load_stream
 from boovae.errors import InputError, RunError
 from boovae.runs.extend import extend
-from boovae.runs.record import read_record
+from boovae.runs.reading import read_record
 from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training import checkpoint

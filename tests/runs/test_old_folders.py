@@ -12,7 +12,7 @@ import pytest
 from boovae import BooVAE
 from boovae.cli.main import main
 from boovae.config import Settings
-from boovae.runs.record import read_record
+from boovae.runs.reading import read_record
 from boovae.runs.run import Run
 from run_folders import events
 

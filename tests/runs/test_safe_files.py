@@ -26,7 +26,7 @@ from boovae.data.download import ResumingDownloader
 from boovae.data.readers import read_idx, read_npz
 from boovae.errors import InputError
 from boovae.files import read_file
-from boovae.runs.record import read_record
+from boovae.runs.reading import read_record
 from boovae.runs.run import Run
 from boovae.runs.train import load_trainer
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint

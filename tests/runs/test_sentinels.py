@@ -19,8 +19,8 @@ from boovae.methods import REGISTRY
 from boovae.metrics.posterior import posterior_health
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of
-from boovae.runs.progress import Silent
-from boovae.runs.record import read_record
+from boovae.runs.progress import Display
+from boovae.runs.reading import read_record
 from boovae.runs.run import Run
 from boovae.runs.train import train, warn
 from boovae.runs.warnings import HELP, find_warnings
@@ -204,7 +204,7 @@ def test_the_terminal_says_each_kind_of_trouble_once_while_the_run_goes_on(tmp_p
     (folder / "config.toml").write_text("")
     heard: list[str] = []
 
-    class Ear(Silent):
+    class Ear(Display):
         def note(self, text: str) -> None:
             heard.append(text)
 

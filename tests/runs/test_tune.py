@@ -21,7 +21,7 @@ from boovae.methods import METHODS, REGISTRY, make_method, resolve
 from boovae.methods.ewc import EWCSettings
 from boovae.metrics.likelihood import log_likelihood_of_tasks
 from boovae.runs import tune
-from boovae.runs.progress import Silent
+from boovae.runs.progress import Display
 from boovae.runs.tune import Trial, best, edge, search, write_recipe
 from boovae.training.trainer import Trainer
 from conftest import Recorder, tiny
@@ -65,7 +65,7 @@ def test_a_search_scores_validation_images_and_never_test_images(digits: Stream)
     for task in spoiled:
         task.test.images.fill_(math.nan)
     settings = tiny(method="boo+distill", tasks=2)
-    trials = search(settings, spoiled, "distill_weight", (0.1, 1.0), device=CPU, display=Silent())
+    trials = search(settings, spoiled, "distill_weight", (0.1, 1.0), device=CPU, display=Display())
     assert [trial.value for trial in trials] == [0.1, 1.0]
     assert all(math.isfinite(nll) for trial in trials for nll in trial.nll)
 
@@ -127,14 +127,14 @@ def test_a_search_for_nothing_is_refused_before_training(
     method: str, setting: str | None, values: tuple[float, ...] | None, complaint: str, digits: Stream
 ) -> None:
     with pytest.raises(InputError, match=complaint):
-        search(tiny(method=method), digits, setting, values, device=CPU, display=Silent())
+        search(tiny(method=method), digits, setting, values, device=CPU, display=Display())
 
 
 def test_more_tasks_than_there_are_and_no_seeds_are_refused_before_training(digits: Stream) -> None:
     with pytest.raises(InputError, match=r"^tasks is 11"):
-        search(tiny(method="ewc", tasks=11), digits, device=CPU, display=Silent())
+        search(tiny(method="ewc", tasks=11), digits, device=CPU, display=Display())
     with pytest.raises(InputError, match=r"^seeds_each is 0"):
-        search(tiny(method="ewc"), digits, seeds=0, device=CPU, display=Silent())
+        search(tiny(method="ewc"), digits, seeds=0, device=CPU, display=Display())
 
 
 @pytest.mark.parametrize(

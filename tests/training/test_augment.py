@@ -12,7 +12,7 @@ from torch.func import vmap
 from boovae.data import ImageSpec, load_stream
 from boovae.errors import InputError
 from boovae.methods import resolve
-from boovae.runs.progress import Silent, Watch
+from boovae.runs.progress import Display, Watch
 from boovae.training.augment import colour_jitter, deform, mirror
 from boovae.training.trainer import Trainer
 
@@ -147,7 +147,7 @@ def test_training_draws_deformed_images_and_scoring_does_not() -> None:
     assert not {"deform", "deformed"} & trainer.draws(8, training=False).keys()
     plain = Trainer(settings.changed(deform=0.0), stream.spec)
     for each in (trainer, plain):
-        each.learn(stream[0], Watch(Silent()))
+        each.learn(stream[0], Watch(Display()))
     assert not any(
         torch.equal(new, plain.replicas.parameters[name]) for name, new in trainer.replicas.parameters.items()
     )

@@ -348,3 +348,12 @@ def test_a_run_keeps_to_the_tasks_and_the_kind_of_images_it_began_with(tmp_path:
     with pytest.raises(InputError, match="binarize is dynamic, but the images of digits are none"):
         train(tiny(tasks=None, binarize="dynamic"), stream, tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_is_continued_with_the_settings_that_it_has_however_they_are_named(tmp_path: Path) -> None:
+    settings, stream = tiny(method="boo", tasks=1, epochs=1), load_stream("digits", limit=24)
+    folder = train(settings, stream, tmp_path / "run", device="cpu", metrics=("nll",))
+    named = settings.changed(boo_lambda=0)  # its default, and no float
+    assert train(named, stream, folder, device="cpu", metrics=("nll",)) == folder
+    with pytest.raises(InputError, match=r"other settings \(boo_lambda the default there, 1\.0 here\)"):
+        train(settings.changed(boo_lambda=1), stream, folder, device="cpu", metrics=("nll",))

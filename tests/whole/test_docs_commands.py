@@ -20,9 +20,11 @@ from test_docs import BLOCK, PAGES, ROOT, named
 from bench_parts import Inline
 from boovae.bench import studies as bench_module
 from boovae.bench.executors import SOURCE
-from boovae.cli.main import main
+from boovae.cli.main import VERBS, main
+from boovae.config import Settings
 from boovae.data import DATASETS, DatasetInfo
-from docs_place import BUDGET, FLAGS, make_data, make_place
+from docs_place import BUDGET, make_data, make_place
+from docs_place import small as small_run
 
 #: Commands that no test can run as they stand, and why.
 NOT_RUN = {
@@ -49,11 +51,11 @@ LONG |= {"docs/replay-classifier.md", "docs/serve.md", "docs/task-free.md", "doc
 #: What each command takes besides, so that it takes a moment; the last of two equal flags counts.
 MACHINE = ["--device", "cpu"]
 SMALL = {
-    "train": [*FLAGS, *MACHINE, "--compile", "off", "--quiet"],
-    "tune": [*FLAGS, *MACHINE],
+    "train": [*MACHINE, "--compile", "off", "--quiet"],
+    "tune": [*MACHINE],
     "eval": ["--samples", "4", "--generated", "20", *MACHINE],
-    "latent-map": [*FLAGS, *MACHINE, "--quiet"],
-    "replay": [*FLAGS, *MACHINE, "--classifier-epochs", "1", "--samples-per-image", "2", "--quiet"],
+    "latent-map": [*MACHINE, "--quiet"],
+    "replay": [*MACHINE, "--classifier-epochs", "1", "--samples-per-image", "2", "--quiet"],
     "toy": ["--steps", "2", "--replicas", "1", *MACHINE],
     "bench": ["--config", "budget.toml", "--replicas", "1", "--tasks", "2", *MACHINE, "--compile", "off", "--quiet"],
 }
@@ -141,6 +143,9 @@ def run(words: list[str], tasks: int) -> None:
 def small(verb: str, words: list[str], tasks: int) -> list[str]:
     """Return the flags that make a command take a moment."""
     flags = list(SMALL.get(verb, []))
+    if VERBS[verb].settings:
+        named = words[0] if verb == "tune" else dict(itertools.pairwise(words)).get("--method", Settings().method)
+        flags += small_run(named)
     own = any(word.startswith(("npz:", "folder:")) for word in words)  # somebody's data have as many tasks as they have
     if verb in ("train", "tune", "latent-map") and not own:
         flags += ["--tasks", str(tasks)]

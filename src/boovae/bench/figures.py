@@ -23,9 +23,9 @@ from boovae.bench.paper_tables import Grid, beside, rows_of, title_of
 from boovae.bench.published import comparable, dataset_title
 from boovae.bench.results import Measured, Spread
 from boovae.files import write_file
-from boovae.report.figures import chart
 from boovae.report.pictures import png
 from boovae.report.series import COLOURS, Series
+from boovae.report.svg import chart
 from boovae.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -8,9 +8,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from boovae.errors import InputError
-from boovae.report.findings import PublishedNumber
+
+if TYPE_CHECKING:
+    from boovae.report.findings import PublishedNumber
 
 DATASETS = ("mnist", "notmnist", "fashion_mnist")
 FACES = ("celeba", "celeba64")
@@ -121,6 +124,8 @@ def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
 
 def for_reports() -> dict[tuple[str, str, str, int], PublishedNumber]:
     """Return what a report puts beside a run's numbers, by metric, dataset, method and tasks seen."""
+    from boovae.report.findings import PublishedNumber  # late: `boovae --help` needs neither reports nor numpy
+
     return {
         (metric, *key): PublishedNumber(number.mean, number.std, METHOD_NAMES[key[1]], decimals)
         for metric, decimals in DECIMALS.items()

@@ -21,9 +21,9 @@ from boovae.errors import InputError
 from boovae.metrics.diversity import class_terms
 from boovae.metrics.evaluation import Evaluation, read_evaluation
 from boovae.metrics.typed import decode
+from boovae.report.matrices import COLUMNS, rows
 from boovae.report.numbers import deviation, mean
 from boovae.report.outputs import write_rows
-from boovae.report.tables import COLUMNS, rows
 
 Summary = dict[str, Any]
 Row = tuple[int, str, Any, Any, Any]  # tasks seen, metric, task, seed, value

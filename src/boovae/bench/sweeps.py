@@ -22,8 +22,8 @@ from boovae.bench.results import Measured, Spread, spread
 from boovae.bench.webpage import Chapter, Section
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.report.figures import chart
 from boovae.report.outputs import write_rows
+from boovae.report.svg import chart
 
 DATASETS = ("mnist", "fashion_mnist")
 HEAD = ("dataset", "metric", "line", "at", "mean", "std", "seeds")

@@ -152,7 +152,7 @@ def inspect(arguments: kinds.Inspect) -> None:
     if arguments.prune is not None:
         print(f"pruned: {sum(sum(event['dropped']) for event in events)} components, all replicas", file=sys.stderr)
     if events:
-        from boovae.runs.record import read_record
+        from boovae.runs.reading import read_record
 
         _report(arguments.run, read_record(arguments.run), quiet=False)
 
@@ -172,7 +172,7 @@ def export(arguments: kinds.Export) -> None:
 def report(arguments: kinds.Report) -> None:
     """Write the report."""
     from boovae.report import write_csv
-    from boovae.runs.record import read_record
+    from boovae.runs.reading import read_record
 
     if not arguments.runs:
         raise InputError("name at least one run folder: boovae report RUN")
@@ -373,7 +373,7 @@ def _show_experiment(
 def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
     """Print the results and warnings of a run, and write its report."""
     from boovae.metrics.evaluation import evaluation_event
-    from boovae.runs.record import read_record
+    from boovae.runs.reading import read_record
     from boovae.runs.warnings import find_warnings
 
     record = read_record(folder)

@@ -8,15 +8,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from boovae.metrics.metric import Number, numbers
-
 if TYPE_CHECKING:
     from boovae.metrics.evaluation import Evaluation
+    from boovae.metrics.metric import Number
     from boovae.runs.inspection import Component
 
 
 def print_table(evaluations: Sequence[Evaluation]) -> None:
     """Print one row per number of tasks seen, with the columns that each metric defines."""
+    from boovae.metrics.metric import numbers  # imported late: `--help` must not import numpy
+
     rows = [{number.column: _shown(number) for number in numbers(each) if number.column} for each in evaluations]
     columns = list(dict.fromkeys(name for row in reversed(rows) for name in row))
     shown = [(str(e.seen), *(row.get(name, "-") for name in columns)) for e, row in zip(evaluations, rows, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -77,24 +77,31 @@ def encode(record: msgspec.Struct) -> dict[str, Any]:
 def fitted(record: Record, sizes: Mapping[str, int], path: str = "") -> Record:
     """Return the struct with arrays of the right shape: a wrong one is refused, a missing one is NaN everywhere."""
     changes: dict[str, Any] = {}
-    for name, names in _arrays(type(record)).items():
-        value = getattr(record, name)
-        shape = tuple(sizes.get(axis, -1) for axis in names)
-        if value is MISSING:
-            changes[name] = np.full([max(size, 0) for size in shape], np.nan)
-        elif value is not None:
-            known = [found if size < 0 else size for found, size in zip(value.shape, shape, strict=False)]
-            if value.ndim != len(shape) or value.shape != tuple(known):
-                raise ValueError(f"'{path}{name}' has shape {value.shape}, expected {tuple(known)}")
     for name in record.__struct_fields__:
-        value = getattr(record, name)
+        value, place = getattr(record, name), f"{path}{name}"
         if isinstance(value, msgspec.Struct):
-            changes[name] = fitted(value, sizes, f"{path}{name}.")
-        elif isinstance(value, dict) and any(isinstance(part, msgspec.Struct) for part in value.values()):
-            changes[name] = {key: fitted(part, sizes, f"{path}{name}.{key}.") for key, part in value.items()}
-        elif isinstance(value, list) and any(isinstance(part, msgspec.Struct) for part in value):
-            changes[name] = [fitted(part, sizes, f"{path}{name}[{at}].") for at, part in enumerate(value)]
-    return msgspec.structs.replace(record, **changes) if changes else record
+            changes[name] = fitted(value, sizes, f"{place}.")
+        elif isinstance(value, dict):
+            changes[name] = {key: _inner(part, sizes, f"{place}.{key}.") for key, part in value.items()}
+        elif isinstance(value, list):
+            changes[name] = [_inner(part, sizes, f"{place}[{at}].") for at, part in enumerate(value)]
+        elif isinstance(value, np.ndarray):
+            changes[name] = _shaped(value, [sizes.get(axis, -1) for axis in _arrays(type(record))[name]], place)
+    return msgspec.structs.replace(record, **changes)
+
+
+def _inner(part: Any, sizes: Mapping[str, int], path: str) -> Any:
+    return fitted(part, sizes, path) if isinstance(part, msgspec.Struct) else part
+
+
+def _shaped(value: Floats, sizes: Sequence[int], place: str) -> Floats:
+    """Return an array whose axes have these lengths, where they are known (not −1)."""
+    if value is MISSING:
+        return np.full([max(size, 0) for size in sizes], np.nan)
+    wanted = tuple(found if size < 0 else size for found, size in zip(value.shape, sizes, strict=False))
+    if value.ndim != len(sizes) or value.shape != wanted:
+        raise ValueError(f"'{place}' has shape {value.shape}, expected {wanted or tuple(sizes)}")
+    return value
 
 
 @functools.cache

@@ -6,9 +6,9 @@ needed, so that a training machine can do without them.
 
 from __future__ import annotations
 
+from boovae.report.matrices import write_csv
 from boovae.report.page import write_report
 from boovae.report.pictures import grid, save_grid
 from boovae.report.record import RunRecord
-from boovae.report.tables import write_csv
 
 __all__ = ["RunRecord", "grid", "save_grid", "write_csv", "write_report"]

@@ -18,10 +18,10 @@ from boovae.report.components import rows
 from boovae.report.findings import NOTHING, Headline, Published, headlines
 from boovae.report.frame import environment, own_file
 from boovae.report.latents import latent_map, task_legend
+from boovae.report.matrices import ledger, matrices
 from boovae.report.numbers import MISSING, change, mean, plus_minus
 from boovae.report.record import RunRecord
 from boovae.report.series import COLOURS
-from boovae.report.tables import ledger, matrices
 
 if TYPE_CHECKING:
     from markupsafe import Markup

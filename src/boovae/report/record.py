@@ -1,6 +1,6 @@
 """What a run says, as pages and warnings read it: typed events of its log, its numbers and pictures.
 
-`runs` reads run folders into these records (runs/record.py); nothing here opens a file.
+`runs` reads run folders into these records (runs/reading.py); nothing here opens a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Split(msgspec.Struct, frozen=True):
     """How the data were split, as far as it is read again."""
 
     digest: str
-    binarize: str
+    binarize: str = "none"
     borders: Any = None
 
 
@@ -45,18 +45,12 @@ class Head(msgspec.Struct, frozen=True, tag="run", tag_field="event"):
     estimator: Any = None
 
 
-class DataDigest(msgspec.Struct, frozen=True):
-    """Which images a task has."""
-
-    digest: str
-
-
 class Extension(msgspec.Struct, frozen=True, tag="extend", tag_field="event"):
     """A task that was not planned begins."""
 
     task: TaskIndex
     name: str
-    split: DataDigest
+    split: Split
     source: str | None = None
 
 

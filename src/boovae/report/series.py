@@ -1,7 +1,7 @@
 """Lines of charts: numbers over tasks, components and epochs, with a band around each.
 
 Two libraries draw them. Plotly makes charts that answer to the pointer, for pages (`charts.py`); matplotlib makes files
-and pictures for pages without scripts, which plotly could only make with a browser (`figures.py`).
+and pictures for pages without scripts, which plotly could only make with a browser (`svg.py`).
 """
 
 from __future__ import annotations

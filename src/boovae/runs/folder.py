@@ -9,7 +9,6 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,66 +40,16 @@ class Line(NamedTuple):
     event: Event
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Paths of the files in a run folder, and their content."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """Every setting with its value."""
-        return self.path / "config.toml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, device, source commit and command."""
-        return self.path / "environment.json"
-
-    @property
-    def log(self) -> Path:
-        """Events, one per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timing(self) -> Path:
-        """Wall times, one task per line."""
-        return self.path / "timing.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The last two checkpoints."""
-        return self.path / "checkpoint"
-
-    @property
-    def samples(self) -> Path:
-        """Pictures."""
-        return self.path / "samples"
-
-    @property
-    def components_picture(self) -> Path:
-        """Picture of the first replica's components."""
-        return self.samples / "components.png"
-
-    @property
-    def components(self) -> Path:
-        """The first replica's components as numbers and small pictures."""
-        return self.path / "components.json"
-
-    @property
-    def latents(self) -> Path:
-        """The map of the latent space."""
-        return self.path / "latents.json"
-
-    @property
-    def report(self) -> Path:
-        """The HTML report."""
-        return self.path / "report.html"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's event files."""
-        return self.path / "tensorboard"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.environment = path / "config.toml", path / "environment.json"
+        self.log, self.timing = path / "metrics.jsonl", path / "timing.jsonl"
+        self.checkpoint, self.samples = path / "checkpoint", path / "samples"
+        self.components, self.components_picture = path / "components.json", path / "samples" / "components.png"
+        self.latents, self.report, self.tensorboard = path / "latents.json", path / "report.html", path / "tensorboard"
 
     def sample_grid(self, task: int) -> Path:
         """Return the path of the sample grid after a task."""

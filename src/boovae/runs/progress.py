@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,8 +21,8 @@ from rich.progress import Progress as Bars
 LINE_INTERVAL = 10.0
 
 
-class Display(Protocol):
-    """Shows how far a run is."""
+class Display:
+    """Shows how far a run is; this one shows nothing."""
 
     def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
         """A task begins; how many there are in `total` may not be known."""
@@ -31,7 +31,7 @@ class Display(Protocol):
         """An epoch has ended; `event` is its entry in `metrics.jsonl`."""
 
     def evaluating(self, share: float) -> None:
-        """So much of an evaluation is done."""
+        """This share of an evaluation is done."""
 
     def note(self, text: str) -> None:
         """Say something that stays on the screen."""
@@ -40,26 +40,7 @@ class Display(Protocol):
         """Take the display away."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
-        """Show nothing."""
-
-    def epoch(self, event: dict[str, Any]) -> None:
-        """Show nothing."""
-
-    def evaluating(self, share: float) -> None:
-        """Show nothing."""
-
-    def note(self, text: str) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Nothing to take away."""
-
-
-class Lines(Silent):
+class Lines(Display):
     """Plain lines, at most one every ten seconds within a task."""
 
     def __init__(self) -> None:
@@ -84,7 +65,7 @@ class Lines(Silent):
         self._last = time.monotonic()
 
 
-class Live:
+class Live(Display):
     """Bars with the loss of every replica and the time left.
 
     They appear with the first task, so an error before that leaves the screen as it was.
@@ -133,7 +114,7 @@ class Live:
 def make_display(*, quiet: bool) -> Display:
     """Return a display that suits stderr: bars on a terminal, lines elsewhere, nothing if `quiet`."""
     if quiet:
-        return Silent()
+        return Display()
     return Live() if sys.stderr.isatty() else Lines()
 
 

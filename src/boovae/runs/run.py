@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from boovae.metrics.evaluation import Evaluation, evaluation_event
 from boovae.metrics.partial_sums import PartialSums
 from boovae.report.record import RunRecord
 from boovae.runs.folder import Line, RunFolder, typed_events
-from boovae.runs.progress import Display, Silent
-from boovae.runs.record import record_of_log
+from boovae.runs.progress import Display
+from boovae.runs.reading import record_of_log
 from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
 from boovae.training.state import logged, refused
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from boovae.data import Task
-    from boovae.runs.trackers import Follower
 
 
 class Run:
@@ -42,9 +42,9 @@ class Run:
     def __init__(self, folder: Path, settings: Settings, display: Display | None = None) -> None:
         self.folder, self.files = folder, RunFolder(folder)
         self.settings = settings
-        self.display = display or Silent()
+        self.display = display or Display()
         self.stop_requested = False
-        self.follower: Follower | None = None
+        self.follow: Callable[[Sequence[Event]], None] | None = None  # receives events that are safe in a checkpoint
         self.partial_sums: dict[str, PartialSums] = {}  # of the evaluation in progress
         self._log: list[Line] | None = None  # written and still to be written; None until it is read
         self._evaluations: list[Evaluation] = []
@@ -207,8 +207,8 @@ class Run:
         save_checkpoint(self.files.checkpoint, tensors | sums, record)
         self._saved = time.monotonic()
         untold, self._untold = self._untold, []
-        if self.follower is not None:
-            self.follower.follow(untold)
+        if self.follow is not None:
+            self.follow(untold)
 
     @property
     def task_seconds(self) -> float:

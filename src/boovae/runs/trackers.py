@@ -205,6 +205,6 @@ def tracked(run: Run, names: Sequence[str]) -> Iterator[None]:
             stack.callback(tracker.close)
             trackers.append(tracker)
         if trackers:
-            run.follower = Follower(run, trackers)
-            stack.callback(setattr, run, "follower", None)
+            run.follow = Follower(run, trackers).follow
+            stack.callback(setattr, run, "follow", None)
         yield

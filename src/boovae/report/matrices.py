@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from boovae.files import write_file
 from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.metric import numbers
 from boovae.metrics.typed import Floats
 from boovae.report.findings import known
 from boovae.report.numbers import change, deviation, duration, mean, number, size
+from boovae.report.outputs import write_rows
 from boovae.report.record import RunRecord
 
 #: Per cent of the heat colour: text on it stays readable.
@@ -213,29 +211,17 @@ def write_csv(run: RunRecord, out: Path) -> Path:
     """Write every seed, task and metric of a run to `out`; lines that start with # say how they were made."""
     seconds = ", ".join(f"{what} {run.seconds(what):.1f}" for what in ("train", "evaluate"))
     head = {**run.environment, "seeds": " ".join(map(str, run.seeds)), "seconds": seconds}
-    text = io.StringIO()
-    text.writelines(f"# {name}: {value}\n" for name, value in head.items())
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for evaluation in run.evaluations:
-        writer.writerows(rows(evaluation, run.seeds))
-    write_file(out, text.getvalue().encode())
-    return out
+    return write_rows(out, COLUMNS, (row for each in run.evaluations for row in rows(each, run.seeds)), head)
 
 
 def rows(evaluation: Evaluation, seeds: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """Yield the numbers of an evaluation: those about all tasks, those of each task, those that all seeds share."""
-    found = [each for each in numbers(evaluation) if each.name]
-    for each in (one for one in found if one.values.ndim == 1):
-        for seed, value in zip(seeds, each.values.tolist(), strict=True):
-            yield evaluation.learned, each.name, "", seed, _finite(value)
-    for each in (one for one in found if one.values.ndim == 2):
-        for task, values in enumerate(each.values.tolist()):
+    found = sorted((each for each in numbers(evaluation) if each.name), key=lambda each: each.values.ndim or 3)
+    for each in found:
+        if not each.values.ndim:
+            yield evaluation.learned, each.name, "", "", each.values.item()
+            continue
+        table = {"": each.values.tolist()} if each.values.ndim == 1 else dict(enumerate(each.values.tolist()))
+        for task, values in table.items():
             for seed, value in zip(seeds, values, strict=True):
-                yield evaluation.learned, each.name, task, seed, _finite(value)
-    for each in (one for one in found if one.values.ndim == 0):
-        yield evaluation.learned, each.name, "", "", each.values.item()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+                yield evaluation.learned, each.name, task, seed, value if math.isfinite(value) else None
