@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,40 +81,10 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
 def measure(arguments: kinds.Eval) -> None:
     """Evaluate a model again."""
     from boovae.metrics.evaluation import evaluation_event
-    from boovae.metrics.features import check_names
-    from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
-    from boovae.metrics.metric import check_metrics
-    from boovae.runs.data import learned_images
-    from boovae.runs.train import load_trainer
+    from boovae.runs.evaluate import evaluate_run
 
-    check_names(arguments.features)
-    check_metrics(arguments.metric)
-    with ExitStack() as stack:
-        display = stack.enter_context(_display(quiet=arguments.quiet))
-        run, trainer = load_trainer(arguments.run, arguments.device, display)
-        stack.enter_context(run)
-        past = learned_images(run.settings, run.head(), run.events("extend"), arguments.data_dir)
-        tasks = past.tasks[: trainer.tasks_done]
-        if not any(tasks):
-            why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
-            raise InputError(f"none of the images that {arguments.run} has learned can be found: {why}")
-        changed = {name: value for name in ("samples", "generated") if (value := getattr(arguments, name)) is not None}
-        trainer.settings = trainer.settings.changed(**changed)
-        if past.missing:
-            display.note(past.explain())
-        networks = SampleNetworks()
-        if past.stream is not None:
-            options = (arguments.metric, display.note, arguments.features, arguments.data_dir)
-            networks = sample_networks(past.stream, trainer, *options)
-        evaluation = evaluate(
-            trainer,
-            tasks,
-            networks.classifier,
-            run.evaluations[: trainer.tasks_done - 1],
-            metrics=arguments.metric,
-            references=networks.references,
-            progress=display.evaluating,
-        )
+    with _display(quiet=arguments.quiet) as display:
+        evaluation = _called(evaluate_run, arguments, arguments.run, metrics=arguments.metric, display=display)
     if arguments.json:
         print(json.dumps(evaluation_event(evaluation)))
     else:

@@ -30,7 +30,7 @@ class SampleNetworks(NamedTuple):
 
 
 def sample_networks(
-    stream: Stream,
+    stream: Stream | None,
     trainer: Trainer,
     metrics: Sequence[str],
     say: Callable[[str], None],
@@ -39,8 +39,10 @@ def sample_networks(
 ) -> SampleNetworks:
     """Return the networks that these metrics need, made once per run; one class alone has no classifier.
 
-    A classifier that must be trained first tells `say` how far it is.
+    Without images there are none. A classifier that must be trained first reports its progress to `say`.
     """
+    if stream is None:
+        return SampleNetworks()
     needs = {need for metric in asked(metrics) for need in metric.needs}
     names = features if "features" in needs else ()
     classifier = None

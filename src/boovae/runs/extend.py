@@ -18,7 +18,6 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.metrics.cost import ledger
 from boovae.metrics.features import check_names
-from boovae.metrics.measure import SampleNetworks, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import Past, learned_images, load_data
@@ -26,7 +25,7 @@ from boovae.runs.environment import environment
 from boovae.runs.folder import RunFolder
 from boovae.runs.progress import Display
 from boovae.runs.run import Run
-from boovae.runs.trackers import check_trackers, tracked
+from boovae.runs.trackers import check_trackers
 from boovae.runs.train import advance, make_trainer, signals
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -65,12 +64,8 @@ def extend(
         if not plan.begun:
             _begin(run, trainer, plan, command)
         plan.past.add([plan.event["name"]], plan.stream)
-        together = plan.past.stream
-        networks = SampleNetworks()
-        if together is not None:
-            networks = sample_networks(together, trainer, metrics, run.say, features, data_dir)
-        with tracked(run, log):
-            advance(run, trainer, plan.past.tasks, networks, metrics)
+        tasks, stream = plan.past.tasks, plan.past.stream
+        advance(run, trainer, tasks, stream, metrics=metrics, log=log, features=features, data_dir=data_dir)
         return folder
 
 

@@ -130,26 +130,38 @@ class RunFolder:
         return _optional(self.latents, LatentMap, "the latent map is left out", notes)
 
 
-def typed_events(lines: Iterable[Line], log: Path, passed: frozenset[str] = frozenset()) -> list[Any]:
-    """Return the events of known kinds as structs, in order; refuse a log that a run cannot have written.
+class Log:
+    """The events of a log: all of them as JSON, those of known kinds also as structs.
 
-    Kinds in `passed` are skipped.
+    Refuses what a run cannot have written. Kinds in `passed` are not read as structs.
     """
-    found: list[Any] = []
-    replicas = 0
-    for where, event in lines:
-        kind = event.get("event")
-        if (kind == "run") != (not found):
-            raise InputError(f"{log} must begin with its only 'run' event; copy the whole run folder")
-        if not isinstance(kind, str) or kind not in EVENTS or kind in passed:
-            continue
-        typed = _typed(event, EVENTS[kind], where, replicas)
-        if isinstance(typed, Head):
-            replicas = len(typed.seeds)
-        if isinstance(typed, Divergence) and typed.replica >= replicas:
-            raise InputError(f"{where}: 'replica' must be below {replicas}; {REMEDY}")
-        found.append(typed)
-    return found
+
+    def __init__(self, path: Path, lines: Iterable[Line], passed: frozenset[str] = frozenset()) -> None:
+        self.path, self.passed = path, passed
+        self.events: list[Event] = []
+        self.typed: list[Any] = []
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: Line) -> None:
+        """Append an event."""
+        where, event = line
+        kind, replicas = event.get("event"), len(self.typed[0].seeds) if self.typed else 0
+        if (kind == "run") != (not self.typed):
+            raise InputError(f"{self.path} must begin with its only 'run' event; copy the whole run folder")
+        if isinstance(kind, str) and kind in EVENTS and kind not in self.passed:
+            self.typed.append(_typed(event, EVENTS[kind], where, replicas))
+        self.events.append(event)
+
+    def all_of(self, kind: type[Content]) -> list[Content]:
+        """Return the events of one kind as structs."""
+        return [event for event in self.typed if isinstance(event, kind)]
+
+    def require(self) -> Log:
+        """Return the log; refuse one without events."""
+        if not self.events:
+            raise InputError(f"{self.path} has no 'run' event: the run has not begun; start or resume it first")
+        return self
 
 
 def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) -> msgspec.Struct:
@@ -161,6 +173,8 @@ def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) 
         return {"replicas": replicas, "sizes": count}
 
     found = decode(event, kind, where, sizes)
+    if isinstance(found, Divergence) and found.replica >= replicas:
+        raise InputError(f"{where}: 'replica' must be below {replicas}; {REMEDY}")
     if isinstance(found, Head):
         low, high = found.pixel_range
         if not (0 < int(np.prod(found.shape, dtype=object)) < 10**8 and low < high):

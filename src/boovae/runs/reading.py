@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from boovae.config.resolve import flattened
-from boovae.errors import InputError
 from boovae.metrics.evaluation import Evaluation
 from boovae.report.record import (
     ComponentsLearned,
@@ -25,7 +23,7 @@ from boovae.report.record import (
     RunRecord,
     TaskStart,
 )
-from boovae.runs.folder import LOG_FORMAT, Line, RunFolder, typed_events
+from boovae.runs.folder import LOG_FORMAT, Log, RunFolder
 
 
 def read_record(path: Path) -> RunRecord:
@@ -33,7 +31,7 @@ def read_record(path: Path) -> RunRecord:
     folder, notes = RunFolder(Path(path)), list[str]()
     folder.require()
     config = flatten(flattened(folder.read_config()))
-    found = record_of_log(folder, folder.read_log(notes), config)
+    found = record_of_log(folder.path, Log(folder.log, folder.read_log(notes)), config)
     if found.head.format > LOG_FORMAT:
         newer = f"The run was written in format {found.head.format}; this version of boovae reads format {LOG_FORMAT}"
         notes.append(f"{newer} and may miss things.")
@@ -48,38 +46,29 @@ def read_record(path: Path) -> RunRecord:
     )
 
 
-def record_of_log(
-    folder: RunFolder, lines: Iterable[Line], config: dict[str, str], passed: frozenset[str] = frozenset()
-) -> RunRecord:
-    """Build the record from the log alone; kinds of events in `passed` are skipped."""
-    events = typed_events(lines, folder.log, passed)
-    if not events:
-        raise InputError(f"{folder.log} has no 'run' event: the run has not begun; start or resume it first")
-    head: Head = events[0]
-
-    def all_of(kind: type[Any]) -> list[Any]:
-        return [event for event in events if isinstance(event, kind)]
-
+def record_of_log(folder: Path, log: Log, config: dict[str, str]) -> RunRecord:
+    """Build the record from the log alone."""
+    head: Head = log.require().typed[0]
     # If an epoch or an evaluation was written twice, the last one counts.
-    epochs = {(epoch.task, epoch.epoch): epoch for epoch in all_of(Epoch)}
-    evaluations = {evaluation.task: evaluation for evaluation in all_of(Evaluation)}
-    components: list[ComponentsLearned] = all_of(ComponentsLearned)
-    last = max((index for index, event in enumerate(events) if isinstance(event, Evaluation)), default=len(events))
-    late = {id(event) for event in events[last:]}
-    named = {event.task: event.name for event in events if isinstance(event, (Extension, TaskStart))}
+    epochs = {(epoch.task, epoch.epoch): epoch for epoch in log.all_of(Epoch)}
+    evaluations = {evaluation.task: evaluation for evaluation in log.all_of(Evaluation)}
+    components = log.all_of(ComponentsLearned)
+    last = max((at for at, event in enumerate(log.typed) if isinstance(event, Evaluation)), default=len(log.typed))
+    late = {id(event) for event in log.typed[last:]}
+    named = {event.task: event.name for event in log.typed if isinstance(event, (Extension, TaskStart))}
     return RunRecord(
-        path=str(folder.path.resolve()),
+        path=str(folder.resolve()),
         head=head,
-        planned=len(head.tasks) + len({event.task for event in all_of(Extension)}),
+        planned=len(head.tasks) + len({event.task for event in log.all_of(Extension)}),
         task_names={**dict(enumerate(head.tasks)), **named},
-        class_names=_class_names(head, all_of(TaskStart)),
+        class_names=_class_names(head, log.all_of(TaskStart)),
         epochs=[epochs[key] for key in sorted(epochs)],
-        divergences=all_of(Divergence),
+        divergences=log.all_of(Divergence),
         evaluations=[evaluations[task] for task in sorted(evaluations)],
         gains=_gains(components),
         kept={event.task: event for event in components if event.kept is not None},
-        prunings=[Pruning(event.task, event.dropped, id(event) in late) for event in all_of(Pruning)],
-        remarks=all_of(Note),
+        prunings=[Pruning(event.task, event.dropped, id(event) in late) for event in log.all_of(Pruning)],
+        remarks=log.all_of(Note),
         config=config,
     )
 

@@ -16,10 +16,10 @@ from boovae.errors import InputError
 from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
 from boovae.methods import REGISTRY, from_mapping
 from boovae.metrics import partial_sums
-from boovae.metrics.evaluation import Evaluation, evaluation_event
+from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.partial_sums import PartialSums
 from boovae.report.record import RunRecord
-from boovae.runs.folder import Line, RunFolder, typed_events
+from boovae.runs.folder import Line, Log, RunFolder
 from boovae.runs.progress import Display
 from boovae.runs.reading import record_of_log
 from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
@@ -46,10 +46,10 @@ class Run:
         self.stop_requested = False
         self.follow: Callable[[Sequence[Event]], None] | None = None  # receives events that are safe in a checkpoint
         self.partial_sums: dict[str, PartialSums] = {}  # of the evaluation in progress
-        self._log: list[Line] | None = None  # written and still to be written; None until it is read
-        self._evaluations: list[Evaluation] = []
-        self._lines: list[str] = []  # not on the disk yet
-        self._untold: list[Event] = []  # events since the last checkpoint
+        self._log: Log | None = None  # written and still to be written; None until it is read
+        self._log_length: int | None = None  # the bytes that were read, if not all
+        self._unwritten: list[str] = []
+        self._unsent: list[Event] = []  # events since the last checkpoint, for trackers
         self._saved = self._asked = time.monotonic()
         self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
         self._began: float | None = None
@@ -103,56 +103,44 @@ class Run:
 
     def events(self, kind: str | None = None) -> list[Event]:
         """Return the events of `metrics.jsonl`, written and still to be written: all, or those of one kind."""
-        return [line.event for line in self._known() if kind is None or line.event["event"] == kind]
+        return [event for event in self._read_log().events if kind is None or event.get("event") == kind]
 
     @property
     def evaluations(self) -> list[Evaluation]:
         """The evaluations so far."""
-        self._known()
-        return self._evaluations
+        return self._read_log().all_of(Evaluation)
 
     def head(self) -> Event:
         """Return the first event, which describes method, seeds and data."""
-        events = self.events("run")
-        if not events:
-            raise InputError(f"{self.files.log} is empty: the run has not begun; `boovae train` begins it")
-        return events[0]
+        return self._read_log().require().events[0]
 
     def record(self) -> RunRecord:
         """Return a record of the log so far, without its epochs."""
         config = {name: str(value) for name, value in self.settings.flat().items()}
-        return record_of_log(self.files, self._known(), config, PASSED)
+        return record_of_log(self.folder, self._read_log(), config)
 
     def read_saved(self) -> list[Event]:
         """Return the log up to the newest checkpoint; what follows will be done again."""
         length, _ = logged(self.saved()[1])
         if not self.files.log.is_file() or self.files.log.stat().st_size < length:
             raise InputError(f"{self.files.log} is shorter than the checkpoint says: copy the whole run folder")
-        self._log = None
-        self._known(length)
+        self._log, self._log_length = None, length
         self.head()
         return self.events()
 
-    def _known(self, length: int | None = None) -> list[Line]:
+    def _read_log(self) -> Log:
         """Return the log, which is read on first use."""
         if self._log is None:
-            lines = self.files.read_log([], length)  # a torn last line comes after the checkpoint
-            events = typed_events(lines, self.files.log, PASSED)
-            self._evaluations = [event for event in events if isinstance(event, Evaluation)]
-            self._log = lines
+            lines = self.files.read_log([], self._log_length)  # a torn last line comes after the checkpoint
+            self._log = Log(self.files.log, lines, PASSED)
         return self._log
-
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Add an evaluation to the log."""
-        self.event(evaluation_event(evaluation))
-        self._evaluations.append(evaluation)
 
     def event(self, event: Event) -> None:
         """Add an event to the log; it reaches the disk with the next checkpoint at the latest."""
         line = json.dumps(event)
-        self._known().append(Line(self.files.log.name, json.loads(line)))
-        self._lines.append(f"{line}\n")
-        self._untold.append(event)
+        self._read_log().add(Line(self.files.log.name, json.loads(line)))
+        self._unwritten.append(f"{line}\n")
+        self._unsent.append(event)
         if event["event"] == "note":
             self.display.note(event["text"])
         if event["event"] == "divergence":
@@ -174,8 +162,8 @@ class Run:
     def _flush(self) -> int:
         """Write the log to disk; return its length."""
         with appending(self.files.log) as file:
-            file.write("".join(self._lines).encode())
-            self._lines = []
+            file.write("".join(self._unwritten).encode())
+            self._unwritten = []
             return file.tell()
 
     # --- watching the trainer -----------------------------------------------------------------------------------
@@ -206,9 +194,9 @@ class Run:
         record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds, **plans}
         save_checkpoint(self.files.checkpoint, tensors | sums, record)
         self._saved = time.monotonic()
-        untold, self._untold = self._untold, []
+        unsent, self._unsent = self._unsent, []
         if self.follow is not None:
-            self.follow(untold)
+            self.follow(unsent)
 
     @property
     def task_seconds(self) -> float:
@@ -245,7 +233,8 @@ class Run:
             if file.tell() < length:
                 raise InputError(f"{path} is shorter than the checkpoint says: copy the whole run folder")
             file.truncate(length)
-        self._log = None
+        if self._log_length != length:  # else `read_saved` has read it so far
+            self._log, self._log_length = None, None
         for folder in (self.folder, self.files.samples):
             remove_leftovers(folder)
         return loaded is not None

@@ -19,6 +19,7 @@ from boovae.data import ImageSpec
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.methods import from_mapping, outside_digest
+from boovae.metrics.evaluation import evaluation_event
 from boovae.metrics.features import check_names
 from boovae.metrics.latent import codes, latent_map
 from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
@@ -81,32 +82,40 @@ def train(
         if len(run.evaluations) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
-        networks = sample_networks(planned, trainer, metrics, run.say, features, data_dir)
-        with tracked(run, log):
-            advance(run, trainer, planned, networks, metrics)
+        advance(run, trainer, planned, planned, metrics=metrics, log=log, features=features, data_dir=data_dir)
         return out
 
 
 def advance(
-    run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
+    run: Run,
+    trainer: Trainer,
+    tasks: Sequence[Task | None],
+    stream: Stream | None,
+    *,
+    metrics: Sequence[str],
+    log: Sequence[str],
+    features: Sequence[str],
+    data_dir: Path | None,
 ) -> None:
     """Learn and evaluate until all tasks are done, starting where trainer and log are.
 
-    A finished task is None if its images are missing.
+    A finished task is None if its images are missing; then there is no `stream` of all images either.
     """
+    networks = sample_networks(stream, trainer, metrics, run.say, features, data_dir)
     said: set[str] = set()
-    while len(run.evaluations) < len(tasks):
-        evaluated = len(run.evaluations) < trainer.tasks_done
-        if evaluated:
-            _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
-        else:
-            task = tasks[trainer.tasks_done]
-            assert task is not None
-            run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.training.epochs)
-            run.learn(trainer, task)
-        run.checkpoint(trainer)
-        if evaluated and len(run.evaluations) < len(tasks):  # at the end of a run all warnings are shown
-            warn(run, said)
+    with tracked(run, log):
+        while len(run.evaluations) < len(tasks):
+            evaluated = len(run.evaluations) < trainer.tasks_done
+            if evaluated:
+                _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
+            else:
+                task = tasks[trainer.tasks_done]
+                assert task is not None
+                run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.training.epochs)
+                run.learn(trainer, task)
+            run.checkpoint(trainer)
+            if evaluated and len(run.evaluations) < len(tasks):  # at the end of a run all warnings are shown
+                warn(run, said)
 
 
 def _evaluate(
@@ -124,7 +133,7 @@ def _evaluate(
         partial_sums=run.partial_sums,
         progress=_watched(run, trainer),
     )
-    run.evaluated(evaluation)
+    run.event(evaluation_event(evaluation))
     run.partial_sums.clear()
     save_samples(trainer, run.files.sample_grid(evaluation.task))
     if has_components(trainer):
