@@ -41,12 +41,17 @@ class Past:
     """The tasks a run has begun, in parts: their names, and their images or the reason why these are missing."""
 
     own: Stream | str  # the whole of the run's own dataset
-    own_tasks: int  # how many of its tasks have been begun
+    own_tasks: int = 0  # how many of its tasks have begun
     parts: list[tuple[Sequence[str], Stream | str]] = field(default_factory=list)
 
     def add(self, names: Sequence[str], found: Stream | str) -> None:
         """Append tasks."""
         self.parts.append((names, found))
+
+    def add_own(self, names: Sequence[str]) -> None:
+        """Append the next tasks of the run's own dataset."""
+        first, self.own_tasks = self.own_tasks, self.own_tasks + len(names)
+        self.add(names, self.own if isinstance(self.own, str) else self.own[first : self.own_tasks])
 
     @property
     def missing(self) -> dict[str, str]:
@@ -88,19 +93,14 @@ def learned_images(
 
     Images that have changed since the run was trained count as missing.
     """
-    past = Past(_found(settings, head, data_dir, None, download), own_tasks=0)
-    past.add(head["tasks"], _own(past, len(head["tasks"])))
+    past = Past(_found(settings, head, data_dir, None, download))
+    past.add_own(head["tasks"])
     for event in extensions:
-        source = event["source"]
-        own = source is None
-        past.add([event["name"]], _own(past, 1) if own else _found(settings, event, data_dir, source, download))
+        if event["source"] is None:
+            past.add_own([event["name"]])
+        else:
+            past.add([event["name"]], _found(settings, event, data_dir, event["source"], download))
     return past
-
-
-def _own(past: Past, count: int) -> Stream | str:
-    """Return the next tasks of the run's own dataset."""
-    first, past.own_tasks = past.own_tasks, past.own_tasks + count
-    return past.own if isinstance(past.own, str) else past.own[first : past.own_tasks]
 
 
 def _found(settings: Settings, event: Event, data_dir: Path | None, source: str | None, download: bool) -> Stream | str:

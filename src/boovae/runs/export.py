@@ -28,34 +28,37 @@ import boovae
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.model.distributions import DiagonalMixture, StandardNormal
+from boovae.model.likelihoods import Likelihood
 from boovae.model.priors.boosted import EMPTY
-from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
 Format = Literal["safetensors", "torch-export", "onnx"]
+#: What each network takes, with the axes, and what it gives.
+INTERFACE: dict[str, tuple[dict[str, list[str]], list[str]]] = {
+    "encoder": ({"images": ["n", "pixels"]}, ["mean", "log_variance"]),
+    "decoder": ({"latents": ["n", "latent_dim"]}, ["images"]),
+    "sampler": ({"uniform": ["n"], "normal": ["n", "latent_dim"]}, ["images"]),
+}
 
 
 class Scaled(nn.Module):
-    """Base of encoder and decoder: one replica's likelihood, and the scaling between data and model."""
+    """Base of encoder and decoder: a network, its likelihood, and the scaling between data and model."""
 
     centre: Tensor  # (D,) or ()
     scale: Tensor
 
-    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
+    def __init__(self, net: nn.Module, likelihood: Likelihood, centre: Tensor, scale: Tensor) -> None:
         super().__init__()
-        self.likelihood = model.likelihood
+        self.likelihood = likelihood
         self.register_buffer("centre", centre)
         self.register_buffer("scale", scale)
+        self.net = net
 
 
 class Encoder(Scaled):
     """Maps images to the parameters of their posterior."""
-
-    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
-        super().__init__(model, centre, scale)
-        self.net = model.encoder
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance, each (n, L), of images (n, D)."""
@@ -65,10 +68,6 @@ class Encoder(Scaled):
 
 class Decoder(Scaled):
     """Maps latents to mean images."""
-
-    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
-        super().__init__(model, centre, scale)
-        self.net = model.decoder
 
     def forward(self, latents: Tensor) -> Tensor:
         """Return images (n, D) of latents (n, L)."""
@@ -123,8 +122,9 @@ def networks(trainer: Trainer, replica: int, task: int | None, head: Event) -> d
     prior = model.prior(model.posterior, task)
     if not isinstance(prior, (DiagonalMixture, StandardNormal)):
         raise InputError(f"the prior of method '{method.name}' cannot be exported")
-    decoder = Decoder(model, centre, scale)
-    return {"encoder": Encoder(model, centre, scale), "decoder": decoder, "sampler": Sampler(decoder, prior)}
+    encoder = Encoder(model.encoder, model.likelihood, centre, scale)
+    decoder = Decoder(model.decoder, model.likelihood, centre, scale)
+    return {"encoder": encoder, "decoder": decoder, "sampler": Sampler(decoder, prior)}
 
 
 def export(
@@ -158,9 +158,7 @@ def _card(trainer: Trainer, form: str, replica: int, task: int | None, files: li
         "tasks": trainer.tasks_done,
         "task": task,
         "seed": trainer.replicas.seeds[replica],
-        "encoder": {"takes": {"images": ["n", "pixels"]}, "gives": ["mean", "log_variance"]},
-        "decoder": {"takes": {"latents": ["n", "latent_dim"]}, "gives": ["images"]},
-        "sampler": {"takes": {"uniform": ["n"], "normal": ["n", "latent_dim"]}, "gives": ["images"]},
+        **{name: {"takes": takes, "gives": gives} for name, (takes, gives) in INTERFACE.items()},
     }
 
 
@@ -199,18 +197,17 @@ def _onnx(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Pa
         import onnxscript  # noqa: F401 (torch's exporter needs it)
     except ImportError:
         raise InputError("{format} onnx needs packages that are not installed: pip install 'boovae[onnx]'") from None
-    outputs = {"encoder": ["mean", "log_variance"], "decoder": ["images"], "sampler": ["images"]}
-    inputs = {"encoder": ["images"], "decoder": ["latents"], "sampler": ["uniform", "normal"]}
 
     def write(name: str, net: nn.Module, arguments: tuple[Tensor, ...], path: Path) -> None:
         rows = torch.export.Dim("n", min=1)
+        takes, gives = INTERFACE[name]
         with _quiet():
             torch.onnx.export(
                 net,
                 arguments,
                 path,
-                input_names=inputs[name],
-                output_names=outputs[name],
+                input_names=list(takes),
+                output_names=gives,
                 dynamic_shapes=tuple({0: rows} for _ in arguments),
                 dynamo=True,
                 external_data=False,
@@ -228,17 +225,13 @@ def _programs(
     write: Callable[[str, nn.Module, tuple[Tensor, ...], Path], None],
 ) -> list[Path]:
     """Write one file per network, each under a temporary name first."""
-    rows, pixels, latent_dim = 3, math.prod(trainer.spec.shape), trainer.settings.model.latent_dim
-    arguments: dict[str, tuple[Tensor, ...]] = {
-        "encoder": (torch.zeros(rows, pixels),),
-        "decoder": (torch.zeros(rows, latent_dim),),
-        "sampler": (torch.zeros(rows), torch.zeros(rows, latent_dim)),
-    }
+    sizes = {"n": 3, "pixels": math.prod(trainer.spec.shape), "latent_dim": trainer.settings.model.latent_dim}
     paths = []
     for name, net in nets.items():
         path = folder / f"{name}{ending}"
         temporary = folder / f".{name}{ending}"
-        write(name, net, arguments[name], temporary)
+        takes, _ = INTERFACE[name]
+        write(name, net, tuple(torch.zeros([sizes[axis] for axis in axes]) for axes in takes.values()), temporary)
         temporary.replace(path)
         paths.append(path)
     return paths

@@ -12,6 +12,7 @@ small costs precise.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -238,13 +239,10 @@ def save_gallery(path: Path, found: Sequence[Component], trainer: Trainer, names
     """Write components as PNG: for each task a row of pseudo-inputs above a row of their decoded images."""
     from boovae.report.pictures import save_gallery as save
 
-    tasks = sorted({component.task for component in found})
-    rows = {task: [component for component in found if component.task == task] for task in tasks}
-    images = {
-        task: torch.stack([torch.stack([c.pseudo_input for c in row]), torch.stack([c.decoded for c in row])])
-        for task, row in rows.items()
-    }
-    labelled = [(names.get(task, f"task {task}"), pair.cpu().numpy()) for task, pair in images.items()]
+    labelled = []
+    for task, components in itertools.groupby(found, key=lambda component: component.task):
+        pairs = torch.stack([torch.stack([each.pseudo_input, each.decoded]) for each in components], dim=1)
+        labelled.append((names.get(task, f"task {task}"), pairs.cpu().numpy()))
     save(path, labelled, trainer.spec.shape, pixel_range=trainer.spec.pixel_range)
 
 

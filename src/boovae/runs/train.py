@@ -77,8 +77,7 @@ def train(
         if not run.restore(trainer):
             names = [task.name for task in planned]
             run.event(run_event(settings, planned.shape, planned.pixel_range, names, planned.split_record))
-        _check_stream(run, planned)
-        _check_method(run)
+        _check_same(run, planned)
         if len(run.evaluations) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
@@ -260,23 +259,17 @@ def run_event(
     }
 
 
-def _check_stream(run: Run, stream: Stream) -> None:
-    """Refuse to continue a run on other data than it began with."""
-    names = [task.name for task in stream]
-    if run.head()["tasks"] != names:
-        raise InputError(
-            f"{run.folder} was started with tasks {', '.join(run.head()['tasks'])}, not {', '.join(names)}"
-        )
-    if run.head()["split"] != json.loads(json.dumps(stream.split_record)):
+def _check_same(run: Run, stream: Stream) -> None:
+    """Refuse to continue a run with other data, or if the file that defines its method has changed."""
+    head, names = run.head(), [task.name for task in stream]
+    if head["tasks"] != names:
+        raise InputError(f"{run.folder} was started with tasks {', '.join(head['tasks'])}, not {', '.join(names)}")
+    if head["split"] != json.loads(json.dumps(stream.split_record)):
         raise InputError(
             f"{run.folder} was started with different data than {stream.name} has now: use the same data, or choose "
             "another {out}"
         )
-
-
-def _check_method(run: Run) -> None:
-    """Refuse to continue a run whose method is defined in a file that has changed."""
-    if run.head().get("method_digest", "") != outside_digest(run.settings.method):
+    if head.get("method_digest", "") != outside_digest(run.settings.method):
         raise InputError(
             f"{run.folder} was started with another version of the file that defines {run.settings.method}: "
             "restore that version, or choose another {out}"

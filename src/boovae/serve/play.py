@@ -6,6 +6,7 @@ importance-sampled likelihood under the task's own part of the prior (`own` in m
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import threading
@@ -113,11 +114,7 @@ class Player:
             raise InputError(f"{run.folder} has not finished its first task yet: continue it with `boovae train`")
         self.name, self.samples = run.folder.resolve().name, checked("samples", samples, AtLeastOne)
         self.settings, self.device, self.count = trainer.settings, trainer.device, trainer.tasks_done
-        self.shape, self.pixel_range, self.binarize = (
-            trainer.spec.shape,
-            trainer.spec.pixel_range,
-            trainer.spec.binarize,
-        )
+        self.spec = trainer.spec
         self.networks = trainer.method.knows_task  # each task has networks of its own
         prior = trainer.replicas.model.prior
         #: Whether a task can be chosen and the task of an image be judged.
@@ -143,13 +140,13 @@ class Player:
             "run": self.name,
             "method": self.settings.method,
             "dataset": self.settings.data.dataset,
-            "shape": list(self.shape),
+            "shape": list(self.spec.shape),
             "latent_dim": self.settings.model.latent_dim,
             "samples": self.samples,
             "apart": self.apart,
             "networks": self.networks,
             "components": bool(self.components),
-            "pictures": len(self.shape) > 1,
+            "pictures": len(self.spec.shape) > 1,
             "tasks": [task._asdict() for task in self.tasks],
         }
 
@@ -174,7 +171,7 @@ class Player:
             uniform, normal = noise["uniform"][0], noise["normal"][0]
             # If each task has its own networks, tasks take turns, as in `boovae sample`.
             owners = [i % self.count if self.networks and task is None else task for i in range(n)]
-            z = self._by_task(owners, _draw, component, uniform, normal)
+            z = self._by_task(owners, functools.partial(_draw, component=component), uniform, normal)
             return self._shown(z, owners)
 
     def path(self, start: Point, end: Point, frames: int) -> list[Shown]:
@@ -222,18 +219,16 @@ class Player:
         view = self._views[task if self.networks and task is not None else 0]
         return view.call(replica_of(view.tensors(), 0), function, *arguments)
 
-    def _by_task(
-        self, owners: Sequence[int | None], function: Callable[..., Tensor], option: object, *rows: Tensor
-    ) -> Tensor:
-        """Return `function(model, owner, option, *rows)`, each row computed with the networks of its owner."""
+    def _by_task(self, owners: Sequence[int | None], function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """Return `function(model, owner, *rows)`, each row computed with the networks of its owner."""
         places = {owner: [i for i, other in enumerate(owners) if other == owner] for owner in dict.fromkeys(owners)}
-        parts = [self._ask(o, function, o, option, *(row[mine] for row in rows)) for o, mine in places.items()]
+        parts = [self._ask(o, function, o, *(row[mine] for row in rows)) for o, mine in places.items()]
         order = torch.tensor([i for mine in places.values() for i in mine], device=self.device)
         return torch.cat(parts)[order.argsort()]
 
     def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[Shown]:
         """Return the mean images at latents z (n, L); a prior that distinguishes tasks decides the task of each."""
-        images = self._by_task(owners, _images, None, z)
+        images = self._by_task(owners, _images, z)
         if self.apart and not self.networks:
             owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
         found = zip(self._pngs(images), z.tolist(), owners, strict=True)
@@ -282,27 +277,28 @@ class Player:
         """Read a picture file as an image (D,) for the model: cropped to its proportions, then resized."""
         from PIL import Image, ImageOps
 
-        if len(self.shape) == 1:
+        shape = self.spec.shape
+        if len(shape) == 1:
             raise InputError("this model has learned feature vectors, not pictures")
         picture = read_picture(io.BytesIO(content), "the picture", most_pixels=MOST_PIXELS, upright=True)
-        height, width = self.shape[-2:]
-        colours = Image.fromarray(picture).convert("RGB" if self.shape[0] == 3 and len(self.shape) == 3 else "L")
+        height, width = shape[-2:]
+        colours = Image.fromarray(picture).convert("RGB" if shape[0] == 3 and len(shape) == 3 else "L")
         larger = picture.shape[0] >= height and picture.shape[1] >= width
         method = Image.Resampling.BOX if larger else Image.Resampling.BICUBIC
         fitted = np.asarray(ImageOps.fit(colours, (width, height), method), np.uint8)
-        images = as_images((255 - fitted if invert else fitted)[None], "the picture", self.shape)
-        return binarized(to_float(images, self.pixel_range).flatten(), self.binarize, TEST, (0, 0))
+        images = as_images((255 - fitted if invert else fitted)[None], "the picture", self.spec.shape)
+        return binarized(to_float(images, self.spec.pixel_range).flatten(), self.spec.binarize, TEST, (0, 0))
 
     def _pngs(self, images: Tensor) -> list[bytes]:
         """Encode images (n, D) as PNG."""
-        return [png(picture) for picture in singles(images.cpu().numpy(), self.shape, self.pixel_range)]
+        return [png(picture) for picture in singles(images.cpu().numpy(), self.spec.shape, self.spec.pixel_range)]
 
 
-def _images(model: VAE, task: int | None, option: None, z: Tensor) -> Tensor:
+def _images(model: VAE, task: int | None, z: Tensor) -> Tensor:
     return model.images(z)
 
 
-def _draw(model: VAE, task: int | None, component: int | None, uniform: Tensor, normal: Tensor) -> Tensor:
+def _draw(model: VAE, task: int | None, uniform: Tensor, normal: Tensor, *, component: int | None) -> Tensor:
     """Sample latents (n, L) from the prior, a task's part of it, or one component."""
     if component is None:
         return model.prior(model.posterior, task).sample(uniform, normal)  # type: ignore[no-any-return]
