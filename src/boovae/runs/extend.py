@@ -89,7 +89,7 @@ class _Plan(NamedTuple):
     past: Past
     stream: Stream  # the new task alone
     event: Event
-    begun: bool  # whether an earlier process has begun it
+    begun: bool  # whether an earlier process has started it
 
 
 def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None) -> _Plan:
@@ -102,7 +102,8 @@ def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None)
             f"BooVAE.load({str(run.folder)!r}).partial_fit(images).save({str(run.folder)!r})"
         )
     begun = _begun(run, log, extensions)
-    _check_same(run.folder, begun, source, name)
+    if begun is not None and ((source is None) != (begun["source"] is None) or name not in (None, begun["name"])):
+        raise _unfinished(run.folder, begun)  # another path is fine: the same images may have moved
     past = learned_images(run.settings, head, extensions, data_dir, download=source is None)
     stream = _next_task(past, run.settings) if source is None else _one_task(run.settings, source, data_dir)
     if begun is not None and begun["split"]["digest"] != stream.digest:
@@ -135,15 +136,8 @@ def _begun(run: Run, log: Sequence[Event], extensions: list[Event]) -> Event | N
     return extensions.pop() if done < planned + len(extensions) else None
 
 
-def _check_same(folder: Path, begun: Event | None, source: str | None, name: str | None) -> None:
-    """Refuse a different extension while one is unfinished; the same images may have moved, so paths may differ."""
-    if begun is None:
-        return
-    if (source is None) != (begun["source"] is None) or name not in (None, begun["name"]):
-        raise _unfinished(folder, begun)
-
-
 def _unfinished(folder: Path, begun: Event) -> InputError:
+    """Return the error that asks to finish an extension before a different one starts."""
     words = "" if begun["source"] is None else f" --data {begun['source']}"
     return InputError(
         f"{folder} is still learning '{begun['name']}', a different task: "

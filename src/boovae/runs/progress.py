@@ -34,10 +34,10 @@ class Display:
         """This share of an evaluation is done."""
 
     def note(self, text: str) -> None:
-        """Say something that stays on the screen."""
+        """Show a line that stays on the screen."""
 
     def close(self) -> None:
-        """Take the display away."""
+        """Remove the display."""
 
 
 class Lines(Display):
@@ -119,13 +119,15 @@ def make_display(*, quiet: bool) -> Display:
 
 
 class Watch:
-    """Watches a trainer that has no run folder: shows epochs and notes, keeps nothing."""
+    """Observes a trainer that has no run folder: shows epochs and notes, and keeps the events in memory."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
+        self.events: list[dict[str, Any]] = []
 
     def event(self, event: dict[str, Any]) -> None:
-        """Pass on what a method has to say."""
+        """Keep an event; show it if it is a note."""
+        self.events.append(event)
         if event["event"] == "note":
             self.display.note(event["text"])
 
@@ -135,19 +137,6 @@ class Watch:
     def epoch(self, trainer: Any, event: dict[str, Any]) -> None:
         """Show an epoch."""
         self.display.epoch(event)
-
-
-class Watcher(Watch):
-    """The same, and keeps the events."""
-
-    def __init__(self, display: Display) -> None:
-        super().__init__(display)
-        self.events: list[dict[str, Any]] = []
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Keep an event, and pass on what a method has to say."""
-        self.events.append(event)
-        super().event(event)
 
 
 def _losses(event: dict[str, Any]) -> str:

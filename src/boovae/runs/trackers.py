@@ -36,7 +36,7 @@ class Tracker(Protocol):
         """Log numbers by tag at a step of an axis, `epoch` or `tasks_seen`."""
 
     def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
-        """Take a PNG file."""
+        """Log a PNG file."""
 
     def close(self) -> None:
         """Send what is left."""
@@ -56,7 +56,7 @@ class TensorBoard:
             self._writer.add_scalar(tag, value, step)
 
     def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
-        """Take a PNG file."""
+        """Log a PNG file."""
         import numpy as np
         from PIL import Image
 
@@ -91,7 +91,7 @@ class Dashboard:
         self._run.log({**values, axis: step})
 
     def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
-        """Take a PNG file."""
+        """Log a PNG file."""
         self._run.log({tag: self._package.Image(str(path)), axis: step})
 
     def close(self) -> None:
