@@ -18,13 +18,14 @@ import sys
 import time
 from collections.abc import Sequence
 
+from boovae.metrics.measure import sample_networks
+
 from boovae.bench.cells import Variant
 from boovae.cli.terminal import print_rows
 from boovae.config import Settings
 from boovae.data import Stream
 from boovae.errors import InputError, as_flag
 from boovae.methods import make_method, resolve
-from boovae.metrics.evaluate import sample_networks
 from boovae.metrics.features import check_names
 from boovae.metrics.reference import Reference
 from boovae.replicas.devices import choose_device

@@ -143,7 +143,10 @@ def test_the_command_line_says_that_a_saved_model_continues_in_python(
     folder = quick().fit(grey()).save(tmp_path / "model")
     with pytest.raises(SystemExit):
         main(["eval", str(folder)])
-    assert "a model of arrays keeps none; in Python `BooVAE.load(...).score(images)`" in capsys.readouterr().err
+    assert (
+        "a model of arrays does not keep its images; measure others in Python: `BooVAE.load(...).score(images)`"
+        in capsys.readouterr().err
+    )
     with pytest.raises(InputError, match=r"saved estimator.*BooVAE\.load\(.*\.partial_fit"):
         extend(folder, "digits", device="cpu")
 

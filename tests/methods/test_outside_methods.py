@@ -171,7 +171,7 @@ def test_a_file_that_postpones_its_annotations_is_read(anchor: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("moved.square()", "moved.square() / 2", "was begun with another version of the file that has anchor"),
+        ("moved.square()", "moved.square() / 2", "was started with another version of the file that defines anchor"),
         ("= 100.0", "= 200.0", "--anchor-pull 100.0 there, the default here"),
     ],
 )

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from boovae.metrics.measure import evaluate
 from torch import Tensor
 
 from boovae.data import load_stream
 from boovae.errors import InputError
-from boovae.metrics.evaluate import evaluate
 from boovae.model.vae import VAE
 from boovae.replicas import stacked as replicas_module
 from boovae.replicas.randomness import Draw
@@ -343,7 +343,7 @@ def test_a_run_keeps_to_the_tasks_and_the_kind_of_images_it_began_with(tmp_path:
     stream = load_stream("digits", limit=24)[:3]
     folder = train(settings, stream[:2], tmp_path / "run", device="cpu", metrics=("nll",))
     assert train(settings, stream[:2], folder, device="cpu", metrics=("nll",)) == folder  # it is finished
-    with pytest.raises(InputError, match="was begun with tasks 0, 1, not 0, 1, 2"):
+    with pytest.raises(InputError, match="was started with tasks 0, 1, not 0, 1, 2"):
         train(settings, stream, folder, device="cpu", metrics=("nll",))
     with pytest.raises(InputError, match="binarize is dynamic, but the images of digits are none"):
         train(tiny(tasks=None, binarize="dynamic"), stream, tmp_path / "other", device="cpu")

@@ -38,7 +38,7 @@ from boovae.replicas.devices import choose_device, compiling_pays
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.runs.inspection import Component, components, has_components
-from boovae.runs.progress import Watcher, make_display
+from boovae.runs.progress import Watch, make_display
 from boovae.training.events import Event
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
@@ -198,7 +198,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
         with closing(make_display(quiet=not self.verbose)) as display:
             trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
-            watcher = Watcher(display)
+            watcher = Watch(display)
             display.task(index, index + 1, task.name, trainer.settings.training.epochs)
             trainer.learn(task, watcher)
         if trainer.frozen.any():

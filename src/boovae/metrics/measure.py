@@ -31,7 +31,7 @@ class SampleNetworks(NamedTuple):
 
 
 def sample_networks(
-    stream: Stream,
+    stream: Stream | None,
     trainer: Trainer,
     metrics: Sequence[str],
     say: Callable[[str], None],
@@ -40,8 +40,10 @@ def sample_networks(
 ) -> SampleNetworks:
     """Return the networks that these metrics need; a dataset with a single class has no classifier.
 
-    Call it once per run: it may have to train the classifier, whose progress goes to `say`.
+    Without images there are none. A classifier that must be trained first reports its progress to `say`.
     """
+    if stream is None:
+        return SampleNetworks()
     needs = {need for metric in requested(metrics) for need in metric.needs}
     names = features if "features" in needs else ()
     classifier = None
