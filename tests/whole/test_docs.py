@@ -6,6 +6,7 @@ That the commands run, too, is in test_docs_commands.py.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import re
 import shlex
@@ -126,6 +127,15 @@ def test_files_of_the_repository_that_a_page_names_are_there(page: Path) -> None
     text = re.sub(BLOCK, "", page.read_text(encoding="utf-8"))
     for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]*)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_what_moved_is_where_the_changelog_says() -> None:
+    rows = re.findall(r"^\| `boovae\..* \| (`boovae\..*`) \|$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    names = [name for row in rows for name in re.findall(r"`(boovae[\w.]+)`", row)]
+    assert len(names) >= 18
+    for name in names:
+        module, _, item = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), item), name
 
 
 def test_links_of_the_site_lead_somewhere(tmp_path: Path) -> None:
