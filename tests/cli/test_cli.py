@@ -218,7 +218,7 @@ def test_the_flag_for_strengths_names_what_took_its_place(capsys: pytest.Capture
     with pytest.raises(SystemExit) as stop:
         main(["train", "--method", "ewc", "--strengths", "ewc_strength=3"])
     assert stop.value.code == 2
-    assert "a setting of a method is a flag of its own, for example --ewc-strength 3" in capsys.readouterr().err
+    assert "each setting of a method has its own flag, for example --ewc-strength 3" in capsys.readouterr().err
 
 
 def test_a_run_folder_holds_everything(run: Path) -> None:

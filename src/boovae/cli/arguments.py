@@ -75,7 +75,7 @@ class Measures(OnDevice, ReadsData, ShowsProgress, PrintsNumbers):
     """Commands that end with an evaluation."""
 
     metric: tuple[str, ...] = ("nll", "diversity", "frechet")
-    """What to measure after each task: nll, diversity, frechet (or fid: distances on the networks of --features), or a
+    """What to measure after each task: nll, diversity, frechet (or fid: distances on the feature networks below), or a
     custom metric."""
     features: tuple[str, ...] = ("classifier",)
     """Feature networks for distances: classifier, efficientnet-lite0, inception, inception:FILE, torchscript:FILE."""
