@@ -25,7 +25,7 @@ import numpy as np
 
 from boovae.data import DataFile, Stream
 from boovae.data.download import CACHE_VARIABLE, get_file
-from boovae.metrics.classifier import trained_classifier
+from boovae.metrics.classifier_cache import trained_classifier
 from boovae.training import checkpoint
 from kills import fork_server
 

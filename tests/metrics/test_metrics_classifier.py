@@ -20,9 +20,10 @@ from torch import Tensor
 from boovae.data.tasks import Stream
 from boovae.errors import InputError
 from boovae.metrics import classifier as module
-from boovae.metrics import classifier_training
+from boovae.metrics import classifier_cache, classifier_training
 from boovae.metrics.cache import read_tensors, write_tensors
-from boovae.metrics.classifier import UNCLASSIFIED, Classifier, trained_classifier
+from boovae.metrics.classifier import UNCLASSIFIED, Classifier
+from boovae.metrics.classifier_cache import trained_classifier
 from boovae.training import checkpoint
 from conftest import Killed
 
@@ -181,7 +182,7 @@ def test_of_two_that_need_it_at_once_one_trains_and_the_other_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training, trained = threading.Event(), []
-    really_train = module._train
+    really_train = classifier_cache._train
 
     def train(*arguments: Any) -> Classifier:
         training.set()
@@ -189,7 +190,7 @@ def test_of_two_that_need_it_at_once_one_trains_and_the_other_waits(
         trained.append(threading.current_thread().name)
         return really_train(*arguments)
 
-    monkeypatch.setattr(module, "_train", train)
+    monkeypatch.setattr(classifier_cache, "_train", train)
     stream = bars(labels=(0, 1))
     first = threading.Thread(target=trained_classifier, args=(stream,), kwargs={"device": "cpu", "cache_dir": tmp_path})
     first.start()
@@ -422,7 +423,7 @@ def test_two_processes_at_once_both_end_well(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np\n"
         "from boovae.data.tasks import Stream\n"
-        "from boovae.metrics.classifier import trained_classifier\n"
+        "from boovae.metrics.classifier_cache import trained_classifier\n"
         "noise = np.random.default_rng(0).random((2, 40, 8, 8)) / 2\n"
         "stream = Stream.from_tasks([noise[0], noise[1] + 0.5])\n"
         "print(trained_classifier(stream, device='cpu', cache_dir=sys.argv[1]).digest)\n"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from boovae.errors import InputError
-from boovae.metrics.classifier import Classifier, trained_classifier
+from boovae.metrics.classifier import Classifier
+from boovae.metrics.classifier_cache import trained_classifier
 from boovae.metrics.evaluation import ClassifierUsed, Evaluation
 from boovae.metrics.features import ClassifierFeatures, make_features
 from boovae.metrics.metric import USUAL, Context, asked, plain_section
