@@ -1,6 +1,6 @@
-"""Every kind of bad input of docs/bad-input.md, made and handed in; the page says what must happen.
+"""Try every bad input of docs/bad-input.md, which says what must happen.
 
-The tests run each as a case of their own, the drill all of them in a row.
+The tests run each one as a separate case, the drill runs all of them in a row.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ BRIGHT = GOOD.max() <= GOOD
 
 
 class Expected(NamedTuple):
-    """What the page says: whether the input is refused, and a part of the message."""
+    """What the page promises: whether the input is refused, and part of the message."""
 
     refused: bool
     message: str
 
 
 def documented() -> dict[str, Expected]:
-    """Return the rows of the page's tables: the input, what happens, a part of the message in backquotes."""
+    """Return what the tables of the page promise for each input; the message is in backquotes."""
     rows = re.findall(r"^\| (.+?) \| (refused|taken)(?:: | )?(.*?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     quoted = {name: re.search(r"`([^`]+)`", text) for name, _, text in rows}
     return {name: Expected(how == "refused", found[1] if (found := quoted[name]) else "") for name, how, _ in rows}
 
 
 def attempt(case: Case, expected: Expected, folder: Path) -> str:
-    """Hand the input in; say what happened other than expected."""
+    """Try an input; return how the outcome differs from the expected one, empty if it does not."""
     folder.mkdir(parents=True)
     before = Path.cwd()
     os.chdir(folder)
@@ -65,7 +65,7 @@ def attempt(case: Case, expected: Expected, folder: Path) -> str:
         return (
             ""
             if expected.message and expected.message in error.spelled(as_flag)
-            else f"it was refused otherwise: {error}"
+            else f"it was refused with another message: {error}"
         )
     except Exception as error:
         return f"it crashed: {type(error).__name__}: {error}"
@@ -73,16 +73,16 @@ def attempt(case: Case, expected: Expected, folder: Path) -> str:
         os.chdir(before)
 
 
-# --- ways to hand something in --------------------------------------------------------------------------------------
+# --- kinds of input --------------------------------------------------------------------------------------
 
 
 def arrays(*tasks: Any, **options: Any) -> Case:
-    """Arrays, one per task."""
+    """Load arrays, one per task."""
     return lambda folder: Stream.from_tasks(list(tasks), **options)
 
 
 def npz(**changes: Any) -> Case:
-    """An NPZ file of good arrays, but for some."""
+    """Load an NPZ file of good arrays with some of them changed."""
 
     def case(folder: Path) -> object:
         content: dict[str, Any] = {"images": GOOD, "labels": np.arange(12) % 2, **changes}
@@ -93,7 +93,7 @@ def npz(**changes: Any) -> Case:
 
 
 def raw_npz(content: Callable[[bytes], bytes]) -> Case:
-    """A good NPZ file with other bytes."""
+    """Load a good NPZ file after changing its bytes."""
 
     def case(folder: Path) -> object:
         buffer = io.BytesIO()
@@ -105,7 +105,7 @@ def raw_npz(content: Callable[[bytes], bytes]) -> Case:
 
 
 def idx(content: Callable[[bytes], bytes] = bytes, sha256: str | None = None) -> Case:
-    """A good IDX file with other bytes."""
+    """Load a good IDX file after changing its bytes."""
 
     def case(folder: Path) -> object:
         write_idx(folder / "data", (255 * GOOD).astype(np.uint8))
@@ -116,7 +116,7 @@ def idx(content: Callable[[bytes], bytes] = bytes, sha256: str | None = None) ->
 
 
 def folder_with(change: Callable[[Path], object], name: str = "a") -> Case:
-    """A folder with a class of good pictures and something else."""
+    """Load a folder with a class of good pictures after a change."""
 
     def case(folder: Path) -> object:
         for number in range(5):
@@ -133,7 +133,7 @@ def picture(path: Path, size: tuple[int, int] = (8, 8), mode: str = "L", value: 
 
 
 def configured(text: str | bytes) -> Case:
-    """A configuration file."""
+    """Read a configuration file."""
 
     def case(folder: Path) -> object:
         (folder / "run.toml").write_bytes(text.encode() if isinstance(text, str) else text)
@@ -143,17 +143,17 @@ def configured(text: str | bytes) -> Case:
 
 
 def trained(**changes: Any) -> Case:
-    """A run on the embedded digits."""
+    """Train on the embedded digits."""
     return lambda folder: train(resolve({"dataset": "digits", **changes}), load_stream("digits"), folder / "run")
 
 
 def model(**changes: Any) -> Case:
-    """A model and its method."""
+    """Make a model and its method."""
     return lambda folder: Trainer(resolve({"dataset": "digits", "net": "mlp:4", **changes}), ImageSpec((8, 8)))
 
 
 def benched(**changes: Any) -> Case:
-    """A bench on the embedded digits."""
+    """Run a bench on the embedded digits."""
     return lambda folder: bench(Bench(study="paper", quick=True, **changes), "boovae bench")
 
 
@@ -168,7 +168,7 @@ def _labelled(labels: Any) -> tuple[Any, Any]:
 
 
 def _bomb(content: bytes) -> bytes:
-    """Let the directory of the archive promise far more than can be packed into it."""
+    """Make the directory of the archive claim an impossible unpacked size."""
     place = content.rindex(b"PK\x01\x02") + 24  # the unpacked size of the last member
     return content[:place] + (1 << 31).to_bytes(4, "little") + content[place + 4 :]
 
@@ -311,8 +311,8 @@ CASES: dict[str, Case] = {
     "a setting of another type": configured('epochs = "many"\n'),
     "a setting out of range": configured("learning_rate = -1\n"),
     "a number beyond 64 bits": lambda folder: from_mapping({"seed": 2**70}),
-    "a configuration that is no TOML": configured("epochs: 3\n"),
-    "a configuration that is no text": configured(b"\xff\xfe\x00"),
+    "a configuration that is not TOML": configured("epochs: 3\n"),
+    "a configuration that is not text": configured(b"\xff\xfe\x00"),
     "a configuration nested without end": configured("net = " + "[" * 100_000),
     "a configuration that is not there": lambda folder: resolve({}, folder / "none.toml"),
     "an unknown dataset": lambda folder: load_stream("mnits"),
@@ -331,7 +331,7 @@ CASES: dict[str, Case] = {
     "a run folder in use": _two_runs,
     # a bench
     "a flag of another executor": benched(address="127.0.0.1:6379"),
-    "a device that is none, for many cells": benched(device="tpu9"),
+    "a device that does not exist, for many cells": benched(device="tpu9"),
     "a folder of datasets that is not there": benched(data_dir=Path("none")),
     "own data of a bench that are not there": benched(datasets=("folder:none",)),
     "tables of cells that nobody has run": benched(only_tables=True),

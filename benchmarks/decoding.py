@@ -1,12 +1,12 @@
-"""How fast are faces decoded? In one run: a plain loop over Pillow in one process, and the decoder that boovae ships.
+"""How fast are faces decoded? Compare a plain Pillow loop in one process with the decoder of boovae.
 
     python benchmarks/decoding.py --images 8000 --workers 2
 
-It writes a thousand synthetic pictures of CelebA's size, smooth colours with edges and grain, saved so that a file has
-about as many bytes as there (9 kB), into a temporary folder; all are decoded as often as it takes. Loop and decoder
-take turns, several rounds each, and the median round counts, so a busy machine hits both alike. Processor time is
-measured, too: it depends less on who else uses the cores. The files come from memory, so the disk has no part in it;
-the starting of the decoder's processes has.
+It writes a thousand synthetic pictures of CelebA's size (smooth colours with edges and grain) and about its file size
+(9 kB) to a temporary folder, and decodes them repeatedly. Loop and decoder take turns for several rounds, and the
+median round counts, so that a busy machine affects both alike. CPU time is measured as well, because it depends less on
+other processes. The files come from the page cache, so the times exclude the disk; they include starting the decoder's
+processes.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from boovae.data.celeba import VIEWS
 from boovae.data.decoding import View, decode_pictures
 
 Bytes = NDArray[np.uint8]
-#: The quality that gives synthetic pictures the size of CelebA's files.
+#: JPEG quality at which the synthetic pictures have the file size of CelebA's.
 QUALITY = 90
-#: Different pictures.
+#: Number of different pictures.
 WRITTEN = 1000
 
 
 class Took(NamedTuple):
-    """Seconds of a round: by the clock, and of all processors together."""
+    """Seconds of a round: wall time, and CPU time of all processes."""
 
     wall: float
     processors: float
 
 
 def main() -> None:
-    """Time both and print a table."""
+    """Time loop and decoder and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=8000, help="pictures to decode in a round")
     parser.add_argument("--workers", type=int, default=2, help="processes of the decoder")
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(folder: Path, files: list[str], view: View, workers: int, rounds: int) -> None:
-    """Let loop and decoder take turns; print what they took and how far their pixels are apart."""
+    """Let loop and decoder take turns; print their times and how much their pixels differ."""
     out, found = folder.parent / "decoded.npy", {}
 
     def loop() -> None:
@@ -91,7 +91,7 @@ def measure(folder: Path, files: list[str], view: View, workers: int, rounds: in
 
 
 def plain_loop(folder: Path, files: list[str], view: View) -> Bytes:
-    """Return the pictures (n, side, side, 3) as anybody would decode them."""
+    """Return the pictures (n, side, side, 3), decoded the straightforward way."""
     left, top = (round((resized - view.side) / 2) for resized in view.resized)
     box = (left, top, left + view.side, top + view.side)
     found = np.empty((len(files), view.side, view.side, 3), np.uint8)
@@ -122,7 +122,7 @@ def write_pictures(folder: Path, count: int) -> list[str]:
 
 
 def timed(way: Callable[[], None]) -> Took:
-    """Return what a round takes, its processes included."""
+    """Return the times of a round, child processes included."""
     wall, busy = time.perf_counter(), _processors()
     way()
     return Took(time.perf_counter() - wall, _processors() - busy)
@@ -134,7 +134,7 @@ def _processors() -> float:
 
 
 def _mean_shift(ours: Bytes, theirs: Bytes) -> float:
-    """Return how far the mean pixel of a picture (n, 3, s, s) lies from that of (n, s, s, 3), at most."""
+    """Return the largest difference in mean pixel between pictures (n, 3, s, s) and (n, s, s, 3)."""
     return float(np.abs(ours.mean((1, 2, 3)) - theirs.mean((1, 2, 3))).max())
 
 

@@ -1,10 +1,10 @@
-"""Nothing lost, nothing let in: kills, hostile files and requests, bad input, long runs. Ends with 1 on any loss.
+"""The reliability drill: kills, hostile files and requests, bad input, long runs. Exits with 1 on any loss.
 
-    python benchmarks/drill.py                     # all of it, half an hour on two cores
+    python benchmarks/drill.py                     # everything, half an hour on two cores
     python benchmarks/drill.py --reduced           # what continuous integration runs
     python benchmarks/drill.py --only kills soak --device cuda --kills 20 --tasks 60 --seconds 30
 
-What was asked for and could not be tried is a loss, too. See docs/reliability.md.
+A part that was requested and could not run also counts as a loss. See docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from two_at_once import two_at_once
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is tried, and where."""
+    """How much to try, and on which device."""
 
     kills: int
     runs: tuple[str, ...]
@@ -81,20 +81,20 @@ REDUCED = Plan(
 
 @dataclass
 class Sheet:
-    """The table as it grows, and all that went wrong."""
+    """The rows of the table so far, and all losses."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
 
     def add(self, what: str, tried: str, result: str, losses: Sequence[str] = ()) -> None:
-        """Put a row into the table."""
+        """Add a row to the table."""
         self.rows.append((what, tried, f"{result}, {len(losses)} LOST" if losses else result))
         self.losses += losses
         print(f"{what}: {tried}; {self.rows[-1][2]}", file=sys.stderr, flush=True)
 
 
 def drill(plan: Plan, folder: Path, only: Sequence[str] = ()) -> Sheet:
-    """Try all parts or only these, in folders under `folder`."""
+    """Run all parts, or those in `only`, in folders under `folder`."""
     os.environ.setdefault("BOOVAE_CACHE", str(folder / "cache"))
     sheet = Sheet()
     for name, part in PARTS.items():
@@ -202,7 +202,7 @@ PARTS: dict[str, Callable[[Sheet, Plan, Path], None]] = {
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns in a process of its own; if that dies, how it died."""
+    """Run a function in a separate process and return its result; if the process dies, its exit code as text."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, arguments))
@@ -222,26 +222,26 @@ def _answer(sender: Connection, function: Callable[..., Any], arguments: Sequenc
 
 
 def planned(words: Sequence[str] | None = None) -> tuple[Plan, argparse.Namespace]:
-    """Return what the command line asks for."""
+    """Return the plan that the command line asks for, and its arguments."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--reduced", action="store_true", help="what continuous integration runs: about a minute")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=(), help="parts to try; all if not given")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=(), help="parts to run; all if not given")
     parser.add_argument("--runs", nargs="+", choices=RUNS, help="which runs to kill")
     parser.add_argument("--soaked", nargs="+", choices=SOAKED, help="methods that learn many tasks in sequence")
     for name, help in {
-        "kills": "of training runs, all together",
+        "kills": "of training runs, in total",
         "bench-kills": "of the bench",
-        "races": "of two processes, for each thing that both want",
+        "races": "of two processes, for each thing they compete for",
         "files": "of each kind",
         "requests": "to the server",
         "tasks": "in sequence",
     }.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=help)
-    parser.add_argument("--seconds", type=float, help="after so many a run is not killed again, a soak begins no task")
-    parser.add_argument("--device", help="cpu or cuda, of the runs that are killed, served and soaked")
-    parser.add_argument("--compile", choices=("auto", "on", "off"), help="the training step of kills and soak")
+    parser.add_argument("--seconds", type=float, help="after this time, no run is killed and no soak starts a task")
+    parser.add_argument("--device", help="cpu or cuda, for the runs that are killed, served and soaked")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), help="compile the training step of kills and soak")
     parser.add_argument("--seed", type=int, help="of the kills and of the damage")
-    parser.add_argument("--keep", type=Path, help="a new folder for all files; thrown away if not given")
+    parser.add_argument("--keep", type=Path, help="a new folder for all files; a temporary one if not given")
     arguments = parser.parse_args(words)
     plan = REDUCED if arguments.reduced else FULL
     changes = {name: value for name, value in vars(arguments).items() if hasattr(plan, name) and value is not None}

@@ -1,7 +1,7 @@
-"""Thousands of broken requests to the server: none may crash it or be answered with a server's error.
+"""Send thousands of broken requests to the server: none may crash it or cause a server error (5xx).
 
-`fuzz` asks any client, as the tests do within their process; `fuzz_server` starts `boovae serve`, asks it over the wire
-and ends it.
+`fuzz` sends them with any client, in the tests within one process; `fuzz_server` starts `boovae serve`, sends them over
+the network and stops it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from boovae.serve import require_server
 if TYPE_CHECKING:
     import httpx2 as httpx
 
-#: Every address and how it is asked; the posted ones more often, since they take more.
+#: Addresses and their methods; those with a body (`POSTED`) are requested more often.
 ADDRESSES = {"/": "GET", "/app.js": "GET", "/style.css": "GET", "/api/model": "GET", "/api/components/0": "GET"}
 POSTED = ("/api/sample", "/api/path", "/api/look")
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "NONSENSE")
@@ -45,7 +45,7 @@ PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4
 
 
 class Fuzzed(NamedTuple):
-    """How many requests were sent, how often each status came back, and what was not answered as it should be."""
+    """How many requests were sent, how often each status came back, and what failed."""
 
     tried: int
     statuses: Counter[int]
@@ -53,7 +53,7 @@ class Fuzzed(NamedTuple):
 
 
 def fuzz(client: httpx.Client, count: int, seed: int = 0) -> Fuzzed:
-    """Send `count` random requests; whatever is no success must be the sender's fault (4xx)."""
+    """Send `count` random requests; each must succeed or be refused as a client error (4xx)."""
     chance, failures = random.Random(seed), []
     statuses: Counter[int] = Counter()
     latent_dim = client.get("/api/model").json()["latent_dim"]
@@ -62,7 +62,7 @@ def fuzz(client: httpx.Client, count: int, seed: int = 0) -> Fuzzed:
         words = f"{number}: {request['method']} {request['url'][:80]!r} {request['content'][:80]!r}"
         try:
             status = client.request(**request).status_code
-        except Exception as error:  # the server broke off, or answered what is no answer
+        except Exception as error:  # the connection broke, or the response is invalid
             failures.append(f"{words}: {error!r}")
             continue
         statuses[status] += 1
@@ -91,7 +91,7 @@ def _request(chance: random.Random, latent_dim: int) -> dict[str, Any]:
 
 
 def _body(chance: random.Random, path: str, latent_dim: int) -> bytes:
-    """Return what the address takes, a little or wholly wrong."""
+    """Return a body for the address that is slightly or completely wrong."""
     kind = chance.random()
     if kind < 0.7 and path == "/api/look":
         return _damaged(chance, PNG)
@@ -126,7 +126,7 @@ def _damaged(chance: random.Random, content: bytes) -> bytes:
 
 
 def fuzz_server(run: Path, count: int, seed: int = 0, device: str = "cpu") -> Fuzzed:
-    """Ask the server of a run; it must give the same answer afterwards, end when told to, and have said nothing."""
+    """Fuzz the server of a run; afterwards it must answer as before, stop on SIGTERM, and have logged no error."""
     require_server()
     try:
         import httpx2 as httpx
@@ -135,28 +135,28 @@ def fuzz_server(run: Path, count: int, seed: int = 0, device: str = "cpu") -> Fu
 
     words = [sys.executable, "-m", "boovae", "serve", str(run), "--port", "0", "--samples", "50"]
     words += ["--device", device]
-    with (  # into a file: a server that says much would fill a pipe, and wait for ever
-        tempfile.TemporaryFile("w+") as told,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=told, text=True) as server,
+    with (  # to a file: a verbose server would fill a pipe and block
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True) as server,
     ):
         try:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             if not address:
                 server.wait(timeout=60)
-                return Fuzzed(0, Counter(), [f"the server does not start: {_text(told)}"])
+                return Fuzzed(0, Counter(), [f"the server does not start: {_text(log)}"])
             with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
                 before = client.post("/api/sample", json={"n": 3}).content
                 tried, statuses, failures = fuzz(client, count, seed)
                 if client.post("/api/sample", json={"n": 3}).content != before:
-                    failures.append("the same request is answered otherwise afterwards")
+                    failures.append("the same request has another answer afterwards")
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=60)
-            said = _text(told).splitlines()
+            logged = _text(log).splitlines()
         finally:
             server.kill()
-    # What uvicorn says of a request that is no HTTP; anything else is an exception that was not answered for.
-    failures += [f"the server said: {line}" for line in said if not line.endswith("Invalid HTTP request received.")]
+    # uvicorn logs this for a request that is not HTTP; any other line is an unhandled exception.
+    failures += [f"the server logged: {line}" for line in logged if not line.endswith("Invalid HTTP request received.")]
     if server.returncode:
         failures.append(f"the server ended with {server.returncode}")
     return Fuzzed(tried, statuses, failures)

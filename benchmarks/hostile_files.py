@@ -1,9 +1,9 @@
-"""Files as accidents and strangers make them: each is refused with a `BoovaeError`, or does no harm; none may crash.
+"""Damaged and forged files: each must be refused with a `BoovaeError` or do no harm; none may crash the program.
 
 A file of a run, a configuration, a dataset or a picture is changed at random (flipped bits, pieces cut out, doubled or
-overwritten, absurd numbers, deep nesting), then read by the program. Checkpoints are also forged: a number or a tensor
-is replaced and the checksum made anew, as a stranger would. Everything happens in one process whose memory is limited,
-and every attempt against the clock.
+overwritten, absurd numbers, deep nesting), then read by the program. Checkpoints are also forged, as an attacker would:
+a number or a tensor is replaced and the checksum recomputed. All attempts share one process with limited memory, and
+each has a time limit.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
+from boovae.cli.commands import write_page
 from boovae.config import Settings
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError
 from boovae.methods import resolve
+from boovae.report import write_csv
 from boovae.runs.extend import extend
+from boovae.runs.reading import read_record
 from boovae.runs.run import Run
 from boovae.runs.train import load_trainer, train
 from boovae.training import checkpoint
 from boovae.training.checkpoint import _checksum
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
-from run_folders import write_csv, write_report
 
-#: Seconds one file may take, and bytes of memory beyond what the process has.
+#: Seconds allowed per file, and bytes of memory beyond those in use at the start.
 TIME_LIMIT, MEMORY_LIMIT = 60, 3 << 30
 SETTINGS: dict[str, Any] = {
     "dataset": "digits",
@@ -103,7 +105,7 @@ def _overwritten(content: bytes, chance: random.Random) -> bytes:
 
 
 def _absurd(content: bytes, chance: random.Random) -> bytes:
-    """Replace a number by one that asks for too much, or is none."""
+    """Replace a number by an absurd one, or by something else."""
     numbers = list(re.finditer(rb"\d+", content))
     if not numbers:
         return _overwritten(content, chance)
@@ -121,7 +123,7 @@ def _nested(content: bytes, chance: random.Random) -> bytes:
 
 
 def forged(tensors: bytes, head: bytes, chance: random.Random) -> tuple[bytes, bytes]:
-    """Return a checkpoint in which one thing is not as it should be, with a checksum that says it is."""
+    """Return a checkpoint with one thing wrong and a valid checksum."""
     held, record = load(tensors), json.loads(head)["record"]
     if chance.random() < 0.4:
         name = chance.choice(sorted(record))
@@ -153,7 +155,7 @@ def forged(tensors: bytes, head: bytes, chance: random.Random) -> tuple[bytes, b
 
 @dataclass
 class Outcome:
-    """How many files were refused and how many did no harm, and what crashed."""
+    """How many files were tried, refused and harmless, and which crashed."""
 
     tried: Counter[str] = field(default_factory=Counter)
     refused: int = 0
@@ -161,8 +163,8 @@ class Outcome:
     crashes: list[str] = field(default_factory=list)
 
 
-class Range:
-    """The files, made once, and the ways to read them."""
+class Targets:
+    """The files to damage, made once, and the ways to read them."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.chance = folder, random.Random(seed)
@@ -180,7 +182,7 @@ class Range:
         return train(self._settings(method), self.stream, self.folder / "finished" / method, metrics=("nll",))
 
     def _stopped(self, method: str, name: str, where: Callable[[Run, Trainer], bool]) -> Path:
-        """Make a run that stopped there."""
+        """Make a run that stops where `where` says."""
         out, watch = self.folder / name / method, Run.block
 
         def block(run: Run, trainer: Trainer) -> None:
@@ -230,17 +232,17 @@ class Range:
             with Run.open(run) as opened:
                 opened.events("evaluation")
 
-        def go_on() -> None:
+        def resume() -> None:
             train(self._settings(method), self.stream, run, metrics=("nll",))
 
         ways: list[Callable[[], object]] = [
             sample,
-            lambda: write_report([run]),
-            lambda: write_csv(run, run / "table.csv"),
+            lambda: write_page([read_record(run)], [run]),
+            lambda: write_csv(read_record(run), run / "table.csv"),
             events,
             lambda: extend(run, metrics=("nll",)),
         ]
-        return self.chance.choice([*ways, go_on, go_on, go_on] if continues else ways)
+        return self.chance.choice([*ways, resume, resume, resume] if continues else ways)
 
     def damaged_data(self, copy: Path) -> Callable[[], object]:
         """Damage a dataset or a picture; return what reads it."""
@@ -263,7 +265,7 @@ def _in_second_task(run: Run, trainer: Trainer) -> bool:
 
 
 def _in_evaluation(run: Run, trainer: Trainer) -> bool:
-    return trainer.tasks_done == 2 and bool(run.partial_sums)
+    return trainer.tasks_done == 2 and bool(run.partial_results)
 
 
 READ = (".toml", ".json", ".jsonl", ".safetensors", ".png")
@@ -296,9 +298,9 @@ def _late(number: int, frame: object) -> None:
 
 
 def try_files(folder: Path, count: int, seed: int = 0) -> Outcome:
-    """Try so many files of each kind; the process should be one of its own, its memory is limited from now on."""
+    """Try `count` files of each kind. Call it in a separate process: it limits the memory of the process for good."""
     checkpoint.CHECKPOINT_SECONDS = 0.0
-    files, outcome = Range(folder, seed), Outcome()
+    files, outcome = Targets(folder, seed), Outcome()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGALRM, _late)
@@ -324,7 +326,7 @@ def try_files(folder: Path, count: int, seed: int = 0) -> Outcome:
 
 
 def bombs(folder: Path) -> dict[str, Callable[[], object]]:
-    """Return files that unpack to far more than they are, each with what reads it."""
+    """Return decompression bombs, each with a function that reads it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "idx.gz").write_bytes(gzip.compress(b"\0\0\x08\x01" + (1 << 31).to_bytes(4, "big") + bytes(1 << 22)))
     header = io.BytesIO()

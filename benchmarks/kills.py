@@ -1,10 +1,10 @@
-"""Runs that are killed again and again, and must end with the bytes of a run that nobody killed.
+"""Kill runs repeatedly; they must end with the same bytes as a run that was never killed.
 
-A life of a run is a process of its own, started by a fork server that has imported everything, so that a kill costs
-little. Half of the kills come at a random time. The others come at a moment that a life is told beforehand, where it
-stops and waits for SIGKILL: in the middle of learning a component, of an evaluation, some steps of which are on the
-disk, of a write (the temporary file cut to a random length, as a power cut leaves it), or between two files of a
-checkpoint. The moments are patched into the life from here; the package knows nothing of them.
+Each life of a run is a process, started by a fork server that has imported everything, so that restarting is cheap.
+Half of the kills come at a random time. The others come at a given moment, where the life stops and waits for SIGKILL:
+while it learns a component, in an evaluation with some steps already on disk, during a write (the temporary file is cut
+to a random length, as after a power cut), or between two files of a checkpoint. The moments are patched in from here;
+the package does not know about them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALL = (
     "--dataset digits --net mlp:24 --latent-dim 4 --limit 40 --tasks 3 --batch-size 8 --replicas 2 --epochs 12 "
     "--early-stop 100 --components 4 --samples 200 --generated 100 --quiet --resume auto"
 )
-#: The runs that are killed: a name, and what follows `boovae train`.
+#: Runs to kill: name, and arguments of `boovae train`.
 RUNS = {
     "boo+distill": "--method boo+distill --boo-steps 20 --boo-until 8 --distill-latents 20",
     "boo, paper": "--method boo --preset paper --boo-steps 20",
@@ -43,7 +43,7 @@ RUNS = {
     "coreset": "--method coreset --coreset-images 5",
     "vcl": "--method vcl",
 }
-#: What a life has imported when it begins; without that it would do little else.
+#: Modules that the fork server imports beforehand; importing them would take most of a life.
 IMPORTED = [
     "kills",
     "boovae.report.page",
@@ -53,11 +53,11 @@ IMPORTED = [
     "PIL.Image",
     "jinja2",
 ]
-#: Seconds between two checkpoints of a life: many, so that kills come between any two.
+#: Seconds between checkpoints: short, so that kills fall between many of them.
 CHECKPOINT_SECONDS = 0.05
-#: Bytes of a step of a likelihood: few, so that an evaluation has many steps.
+#: Bytes per step of a likelihood: few, so that an evaluation has many steps.
 LIKELIHOOD_BYTES = 1 << 16
-#: Longest wait for a life that should be going on.
+#: Longest wait for a life, in seconds.
 PATIENCE = 300.0
 
 # --- the moments ----------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ Stop = Callable[[], None]
 
 
 def _counted(module: str, name: str, number: int, stop: Stop) -> None:
-    """Let the `number`-th call of a function stop the life before it does anything."""
+    """Stop the life at the `number`-th call of a function, before the call does anything."""
     place: Any = importlib.import_module(module)
     *path, last = name.split(".")
     for part in path:
@@ -88,7 +88,7 @@ def _component(number: int, stop: Stop) -> None:
 
 
 def _evaluation(number: int, stop: Stop) -> None:
-    checkpoint.CHECKPOINT_SECONDS = 0.0  # something of the evaluation is on the disk
+    checkpoint.CHECKPOINT_SECONDS = 0.0  # part of the evaluation is on disk
     module, name, calls = [
         ("boovae.metrics.likelihood", "_weigh", 9 * number),
         ("boovae.metrics.reference", "precision_recall", 1 + number // 2),
@@ -118,10 +118,10 @@ def _write(number: int, stop: Stop) -> None:
             stop()
         sync(descriptor)
 
-    setattr(os, "fsync", patched)  # noqa: B010 - no assignment that a type checker would believe
+    setattr(os, "fsync", patched)  # noqa: B010 - a type checker would reject the assignment
 
 
-#: Where a life stops to be killed, by the number of the call; runs without components never reach the first.
+#: Moments at which to stop and kill a life, at a numbered call; runs without components never reach the first.
 MOMENTS: dict[str, Callable[[int, Stop], None]] = {
     "component": _component,
     "evaluation": _evaluation,
@@ -136,8 +136,8 @@ ANY_TIME = "any time"
 
 
 def live(words: list[str], output: str, moment: str | None, number: int, waiting: Connection) -> None:
-    """Be a process that runs a command of boovae, perhaps up to a moment; called in the new process."""
-    os.setsid()  # what it starts dies with it
+    """Run a command of boovae, stopping at `moment` if one is given; called in the new process."""
+    os.setsid()  # its child processes die with it
     descriptor = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -155,7 +155,7 @@ def live(words: list[str], output: str, moment: str | None, number: int, waiting
 
 @dataclass
 class Tally:
-    """What was counted: kills by moment, runs that ended as they should, and what went wrong."""
+    """Kills by moment, the number of runs that ended identically, and the losses."""
 
     kills: Counter[str] = field(default_factory=Counter)
     identical: int = 0
@@ -163,8 +163,8 @@ class Tally:
 
 
 def fork_server() -> ForkServerContext:
-    """Return what starts processes that have imported everything."""
-    # A server that had asked CUDA itself for a device could not fork processes that use one.
+    """Return a context that starts processes with everything imported."""
+    # If the server itself initialised CUDA, its forks could not use it.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
@@ -172,7 +172,7 @@ def fork_server() -> ForkServerContext:
 
 
 class Killer:
-    """Starts lives and ends them; gives up killing a command after so many seconds."""
+    """Starts and kills lives; `seconds` limits how long a command is killed."""
 
     def __init__(self, folder: Path, seed: int = 0, seconds: float = math.inf) -> None:
         self.folder = folder
@@ -181,7 +181,7 @@ class Killer:
         self.context = fork_server()
 
     def run(self, words: list[str], output: Path, moment: str | None = None, seconds: float = 1.0) -> int:
-        """Let a command live; kill it at a moment, or after so many seconds. Return its exit code, -9 if killed."""
+        """Run a command; kill it at `moment`, or at any time after `seconds`. Return its exit code, -9 if killed."""
         parent, child = self.context.Pipe(duplex=False)
         number = self.random.randint(1, 8)
         life = self.context.Process(target=live, args=(words, str(output), moment, number, child))
@@ -197,14 +197,14 @@ class Killer:
             life.join(PATIENCE)
             return -1 if life.exitcode is None else life.exitcode
         finally:
-            with suppress(ProcessLookupError):  # also what a life has started
+            with suppress(ProcessLookupError):  # its child processes too
                 os.killpg(pid, signal.SIGKILL)
             life.join()
             parent.close()
 
 
 def moments(method: str) -> Iterator[str]:
-    """Yield where to kill next, for ever: half of the kills at any time."""
+    """Yield moments to kill at, endlessly: half of them at any time."""
     special = [moment for moment in MOMENTS if moment != "component" or method.startswith("boo")]
     while True:
         for moment in special:
@@ -215,9 +215,9 @@ def moments(method: str) -> Iterator[str]:
 def drill_run(
     killer: Killer, name: str, words: list[str], kills: int, tally: Tally, same: Callable[[Path, Path], str]
 ) -> None:
-    """Kill a command `kills` times, over as many runs of it as that takes; each must end like the whole one.
+    """Kill a command `kills` times, over as many runs as that takes; each must end like an uninterrupted one.
 
-    `words` hold {out}, the folder; `same` says how two folders differ.
+    `words` contain {out} for the folder; `same` returns how two folders differ.
     """
     home = killer.folder / name.replace(", ", "-")
     home.mkdir(parents=True)
@@ -228,7 +228,7 @@ def drill_run(
     whole, output = home / "whole", home / "output.txt"
     began = time.monotonic()
     if killer.run(command(whole), output) != 0:
-        tally.losses.append(f"{name}: the run that nobody kills fails; see {output}")
+        tally.losses.append(f"{name}: the uninterrupted run fails; see {output}")
         return
     seconds, done, where = time.monotonic() - began, 0, moments(name)
     deadline = time.monotonic() + killer.seconds
@@ -255,14 +255,14 @@ def drill_run(
 
 
 def difference(whole: Path, killed: Path) -> str:
-    """Say how two run folders differ, in nothing but what a clock says: weights, log, components, pictures."""
+    """Return how two run folders differ, times aside: in weights, log, components or pictures."""
     one, other = _content(whole), _content(killed)
     different = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
     return f"differs in {', '.join(different)}" if different else ""
 
 
 def _content(run: Path) -> dict[str, bytes]:
-    """Return the files of a run that must repeat; of the checkpoints the newest, without its clock."""
+    """Return the files of a run that must be reproduced; of the checkpoints only the newest, without its time."""
     clocks = ("timing.jsonl", "environment.json", "report.html", ".lock")
     files = {
         str(path.relative_to(run)): path.read_bytes()
@@ -287,7 +287,7 @@ def kill_training(
     seed: int = 0,
     seconds: float = math.inf,
 ) -> Tally:
-    """Kill every run of `runs`, each its share of the kills, and none for longer than `seconds`."""
+    """Share the kills among `runs`; kill none of them for longer than `seconds`."""
     killer, tally = Killer(folder, seed, seconds), Tally()
     for name, own in runs.items():
         words = ["train", *SMALL.split(), *own.split(), "--device", device, "--compile", compile, "--out", "{out}"]
@@ -302,7 +302,7 @@ BENCH = "bench paper --quick --methods standard ewc boo --tasks 2 --replicas 1 -
 
 
 def kill_bench(folder: Path, kills: int, *, seed: int = 0, seconds: float = math.inf) -> Tally:
-    """Kill `boovae bench`; its cells must end like those of one that nobody killed."""
+    """Kill `boovae bench`; its cells must end like those of an uninterrupted one."""
     killer, tally = Killer(folder, seed, seconds), Tally()
     folder.mkdir(parents=True)
     (folder / "bench.toml").write_text('net = "mlp:24"\nlatent_dim = 4\nepochs = 8\nlimit = 40\nsamples = 100\n')

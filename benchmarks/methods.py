@@ -1,11 +1,11 @@
-"""What does a training step of each method cost, and how does it grow with the tasks seen?
+"""How long does a training step of each method take, and how does it grow with the tasks seen?
 
     python benchmarks/methods.py --device cuda --compile on
 
 Random images of MNIST's size, the paper's network for MNIST (mlp:300, 40 latents), batches of 250, five replicas; or of
-another dataset (`--dataset celeba`), with its network and batches. Tasks follow each other as in a run; at those of
-`--tasks` the steps are timed, of each the median epoch. What a method does between epochs (learning components, say) is
-not part of a step: `seconds` of a run tell it. With `--profile` the kernels of one epoch are listed, too.
+another dataset (`--dataset celeba`), with its network and batches. Tasks follow each other as in a run; steps are
+timed in the tasks given by `--tasks`, and the median epoch counts. Work between epochs, such as learning components, is
+not part of a step; `seconds` of a run include it. `--profile` also lists the kernels of one epoch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[float, float]]] = {
     **dict.fromkeys(("mnist", "notmnist", "fashion_mnist"), ((28, 28), (0.0, 1.0))),
     "celeba": ((3, 32, 32), (-1.0, 1.0)),
 }
-EPOCHS, UNTIMED = 8, 3  # of a timed task; the first epochs compile and capture
+EPOCHS, UNTIMED = 8, 3  # of a timed task; the first epochs compile and capture the step
 
 
 class StepClock:
-    """An observer that takes the time from the first block of an epoch until its numbers are there.
+    """An observer that times each epoch, from its first block until its numbers are available.
 
-    Epoch number `profiled` is looked at in detail instead: `profiler` has its kernels.
+    Epoch number `profiled` is profiled instead of timed: `profiler` has its kernels.
     """
 
     def __init__(self, profiled: int | None = None) -> None:
@@ -53,14 +53,14 @@ class StepClock:
         self._began = 0.0
 
     def block(self, trainer: Trainer) -> None:
-        """An epoch begins with its first block."""
+        """Start the clock at the first block of an epoch."""
         if trainer.block == 0:
             if trainer.epoch == self._profiled:
                 self.profiler.start()
             self._began = time.perf_counter()
 
     def event(self, event: Event) -> None:
-        """The numbers of an epoch are there: the device has done its steps."""
+        """Stop the clock: once the numbers of an epoch are available, the device has finished its steps."""
         if event["event"] == "epoch":
             if event["epoch"] == self._profiled:
                 self.profiler.stop()
@@ -68,7 +68,7 @@ class StepClock:
                 self.seconds.append(time.perf_counter() - self._began)
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
-        """What comes after the numbers is not part of a step."""
+        """Ignore what follows the numbers: it is not part of a step."""
 
 
 def main() -> None:
@@ -77,10 +77,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", choices=("on", "off"), default="off")
     parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--dataset", choices=sorted(SHAPES), default="mnist", help="whose recipe and size of images")
-    parser.add_argument("--tasks", nargs="+", type=int, default=(2, 5, 10), help="after how many tasks to time")
+    parser.add_argument("--dataset", choices=sorted(SHAPES), default="mnist", help="its recipe and image size are used")
+    parser.add_argument("--tasks", nargs="+", type=int, default=(2, 5, 10), help="tasks to time")
     parser.add_argument("--replicas", type=int, default=5)
-    parser.add_argument("--images", type=int, default=IMAGES, help="images of a task")
+    parser.add_argument("--images", type=int, default=IMAGES, help="images per task")
     parser.add_argument("--profile", action="store_true", help="list the kernels of one epoch of each timed task")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     options = parser.parse_args()
@@ -98,12 +98,12 @@ def main() -> None:
 
 
 def settings_of(method: str, dataset: str, replicas: int) -> Settings:
-    """Return the settings of a bench's cell, without early stopping and with short fits between epochs."""
+    """Return the settings of a cell of a bench, without early stopping and with short fits between epochs."""
     return schedule({"dataset": dataset, "method": method, "replicas": replicas, "early_stop": 10**6}, {"boo_steps": 1})
 
 
 def time_method(settings: Settings, device: torch.device, options: argparse.Namespace) -> dict[int, float]:
-    """Return milliseconds per step of all replicas together, {task: median over epochs}."""
+    """Return milliseconds per step of all replicas, the median over epochs, by task."""
     shape, pixel_range = SHAPES[settings.data.dataset]
     trainer = Trainer(settings, ImageSpec(shape, pixel_range), device=device, compile=options.compile == "on")
     result = {}
@@ -122,7 +122,7 @@ def time_method(settings: Settings, device: torch.device, options: argparse.Name
 
 
 def rows(steps: dict[str, dict[int, float]]) -> list[list[str]]:
-    """Return the table: milliseconds, and how much more than `standard` at the last task, where it was timed, too."""
+    """Return the table: milliseconds, and the ratio to `standard` at the last task if that was timed."""
     last = {method: list(times.values())[-1] for method, times in steps.items()}
     unit = last.get("standard")
     return [

@@ -1,10 +1,9 @@
-"""Two hundred tasks in sequence: does a run get slower or larger than its method says?
+"""Two hundred tasks in sequence: does a run become slower or larger than its method explains?
 
-Every task is a handful of digits; the classes come round again and again. After each task the time it took and the
-memory of the process are noted. What may grow is what the method keeps: nothing for `standard` and `ewc`, a few images
-per task for `coreset` and the components of the prior for `boo+distill`. The evaluation after each task looks at all
-tasks seen: for every method its time grows with their number, and so does its entry in the log, which the process
-remembers.
+Every task is a handful of digits, and the classes repeat. After each task its time and the memory of the process are
+recorded. Only what the method keeps may grow: nothing for `standard` and `ewc`, a few images per task for `coreset`,
+the components of the prior for `boo+distill`. The evaluation after each task covers all tasks seen, so for every method
+its time grows with their number, and so does its log entry, which the process keeps in memory.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training.trainer import Trainer
 
-#: Growth in bytes of a process per task, beyond what the method and the log explain, that counts as a leak.
+#: Growth of the process in bytes per task, beyond what method and log explain, that counts as a leak.
 LEAK = 64 << 10
-#: What the allocator may take at first, bytes in all.
+#: Bytes that the allocator may take once.
 ONCE = 4 << 20
-#: Tasks that are learned however long they take; fewer say nothing.
+#: Tasks that are learned regardless of time: the least that gives a meaningful result.
 FEWEST = 12
-#: Bytes in memory for each byte of an evaluation in the log: a number is an object in a list of its own.
+#: Bytes in memory per byte of an evaluation in the log: every number is a Python object in a list.
 REMEMBERED = 10
 SETTINGS: dict[str, Any] = {
     "net": "mlp:8",
@@ -53,25 +52,25 @@ SETTINGS: dict[str, Any] = {
     "distill_latents": 4,
     "coreset_images": 2,
 }
-#: The methods, and whether the time of a task may grow with the number of tasks.
+#: Methods, and whether the time of a task may grow with the number of tasks.
 METHODS = {"standard": False, "ewc": False, "coreset": True, "boo+distill": True}
 
 
 @dataclass(frozen=True)
 class Soak:
-    """What a method showed: bytes per task beyond its memory, and how the time of a task grew."""
+    """What was measured of a method: memory and training time after each task."""
 
     method: str
     tasks: int
     resident: list[int]  # bytes of the process after each task
     device: list[int]  # bytes allocated on the GPU
-    seconds: list[float]  # that the processor spent on the training of each task, without its evaluation
-    kept: int  # bytes that the method keeps in the end
+    seconds: list[float]  # CPU time of training each task, without its evaluation
+    kept: int  # bytes that the method keeps at the end
     logged: list[int]  # bytes of each evaluation in the log
 
     @property
     def leak(self) -> float:
-        """Bytes per task that stayed beyond what method and log explain, over the last three quarters."""
+        """Bytes per task that the process gained beyond what method and log explain, over the last three quarters."""
         log = np.cumsum(self.logged) * REMEMBERED
         return (
             _slope([own - int(noted) for own, noted in zip(self.resident, log, strict=True)]) - self.kept / self.tasks
@@ -79,7 +78,7 @@ class Soak:
 
     @property
     def device_leak(self) -> float:
-        """Bytes per task that stayed on the GPU beyond what the method keeps."""
+        """Bytes per task that the GPU memory gained beyond what the method keeps."""
         return _slope(self.device) - self.kept / self.tasks
 
     @property
@@ -90,7 +89,7 @@ class Soak:
 
     @property
     def problem(self) -> str:
-        """Say what is not as promised."""
+        """Describe a leak or slowdown; empty if there is none."""
         if max(self.leak, self.device_leak) > LEAK + ONCE / self.tasks:
             return f"{self.method}: {max(self.leak, self.device_leak):,.0f} bytes per task leak"
         if self.growth > (1.5 * self.tasks / (0.15 * self.tasks) if METHODS[self.method] else 2.0):
@@ -99,18 +98,18 @@ class Soak:
 
 
 def _slope(values: list[int]) -> float:
-    """Return the growth per task over the last three quarters, by the median of the slopes between far points."""
+    """Return the growth per task over the last three quarters: the median slope between points half of that apart."""
     rest = np.array(values[len(values) // 4 :], dtype=np.float64)
     half = len(rest) // 2
     return float(np.median((rest[half : 2 * half] - rest[:half]) / half)) if half else 0.0
 
 
 class TimeIsUpError(Exception):
-    """Ends a run that takes longer than it may."""
+    """Ends a run that exceeds its time."""
 
 
 class _Meter(Display):
-    """Notes the memory of the process when a task begins; lets none begin when the time is up."""
+    """Records the memory of the process at the start of each task; starts no task once the time is up."""
 
     def __init__(self, device: str, seconds: float) -> None:
         self.resident: list[int] = []
@@ -119,7 +118,7 @@ class _Meter(Display):
         self.deadline = time.monotonic() + seconds
 
     def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
-        """Note it once what is dead is gone; pictures of all components are large for a moment."""
+        """Record it after collecting garbage, since the pictures of all components are large for a moment."""
         if index >= FEWEST and time.monotonic() > self.deadline:
             raise TimeIsUpError
         gc.collect()
@@ -132,7 +131,7 @@ class _Meter(Display):
 
 @contextlib.contextmanager
 def _timed() -> Iterator[list[float]]:
-    """Yield the processor's seconds for the training of each task; what else the machine does has no part in them."""
+    """Yield the CPU seconds of training each task, which do not depend on other load of the machine."""
     seconds: list[float] = []
     learn = Run.learn
 
@@ -146,7 +145,7 @@ def _timed() -> Iterator[list[float]]:
 
 
 def digits_again(tasks: int, images: int = 12) -> Stream:
-    """Return a stream of so many small tasks: the ten digits again and again, other images each time."""
+    """Return a stream of small tasks that repeat the ten digits, with different images each time."""
     pool = [
         torch.cat([task.train.images, task.valid.images, task.test.images]).numpy() for task in load_stream("digits")
     ]
@@ -162,7 +161,7 @@ def soak(
     compile: Literal["auto", "on", "off"] = "auto",
     limit: float = math.inf,
 ) -> Soak:
-    """Learn so many tasks with one method, or as many as `limit` seconds allow, in a folder that is thrown away."""
+    """Learn `tasks` tasks with one method, or as many as `limit` seconds allow, in a temporary folder."""
     settings = resolve({"dataset": "arrays", "method": method}, common=SETTINGS)
     meter = _Meter(device, limit)
     with tempfile.TemporaryDirectory() as home:

@@ -1,10 +1,10 @@
-"""How fast is the engine? In one run: a plain loop, the trainer, a loop over importance samples, and the floor.
+"""How fast is the engine? Compare plain loops, the trainer and its NLL with the floor: the matrix products alone.
 
     python benchmarks/speed.py --device cuda --out results/speed/h200.json
 
-All variants see the same images (random, of MNIST's size), the paper's network for MNIST (mlp:300, 40 latents) and
-batches of 250. Variants are timed in turns, several rounds each, and the median round counts, so a busy machine hits
-all alike.
+All variants use the same random images of MNIST's size, the paper's network for MNIST (mlp:300, 40 latents) and
+batches of 250. They take turns for several rounds, and the median round counts, so that a busy machine affects all
+alike.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STEPS_PER_EPOCH = IMAGES // BATCH
 
 
 class Clock:
-    """An observer that only takes times: of every epoch, to be read as seconds per step."""
+    """An observer that records when each epoch ends."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -51,20 +51,20 @@ class Clock:
         """Ignore the log."""
 
     def block(self, trainer: Trainer) -> None:
-        """Nothing between blocks."""
+        """Do nothing between blocks."""
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
-        """Take the time; the trainer has just waited for the device."""
+        """Record the time; the trainer has just waited for the device."""
         self.marks.append(time.perf_counter())
 
 
 def main() -> None:
-    """Time everything and print a table."""
+    """Time all variants and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", choices=("on", "off", "both"), default="both")
-    parser.add_argument("--rounds", type=int, default=5, help="turns that each variant takes")
-    parser.add_argument("--epochs", type=int, default=None, help="epochs in one turn (20 on a GPU, 2 on a CPU)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per variant")
+    parser.add_argument("--epochs", type=int, default=None, help="epochs per round (20 on a GPU, 2 on a CPU)")
     parser.add_argument("--images", type=int, default=None, help="images for the NLL (10,000 on a GPU, 100 on a CPU)")
     parser.add_argument("--samples", type=int, default=5000, help="importance samples per image")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what the numbers were measured on."""
+    """Return the device, versions, commit and command of the measurement."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     return {"device": name, **versions, "commit": source_commit(), "command": shlex.join(["python", *sys.argv])}
@@ -117,19 +117,19 @@ def time_steps(device: torch.device, modes: list[bool], rounds: int, epochs: int
 
 
 def settings_for(replicas: int, epochs: int) -> Settings:
-    """Return the paper's settings for MNIST, without any end before `epochs`."""
+    """Return the paper's settings for MNIST, without early stopping."""
     return resolve({"dataset": "mnist", "replicas": replicas, "epochs": epochs, "early_stop": 10**6})
 
 
 def task_of(data: Tensor, index: int = 0) -> Task:
-    """Return images (N, D) as a task; validation and test are left tiny."""
+    """Return images (N, D) as a task, with one image for validation and test."""
     labels = torch.full((len(data),), index)
     one = Split(data[:1], labels[:1])
     return Task(f"task {index}", Split(data, labels), one, one, (index,))
 
 
 def plain_loop(data: Tensor, device: torch.device) -> Callable[[], float]:
-    """The way it is ordinarily written: a DataLoader, one module, Adam, the loss logged at every step."""
+    """Time the usual loop: a DataLoader, one module, Adam, the loss logged at every step."""
     model: VAE = Trainer(settings_for(1, 1), ImageSpec((28, 28))).build().to(device)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-4)
     loader = DataLoader(TensorDataset(data), batch_size=BATCH, shuffle=True)
@@ -158,7 +158,7 @@ def plain_loop(data: Tensor, device: torch.device) -> Callable[[], float]:
 def trainer_steps(
     data: Tensor, device: torch.device, replicas: int, compiled: bool, epochs: int
 ) -> Callable[[], float]:
-    """The trainer as it is used: draws, order, steps and the log of every epoch; only validation is left tiny."""
+    """Time the trainer as it is used: random draws, order, steps and the log of every epoch, with little validation."""
     trainer = Trainer(settings_for(replicas, epochs + 3), ImageSpec((28, 28)), device=device, compile=compiled)
     task = task_of(data)
 
@@ -172,7 +172,7 @@ def trainer_steps(
 
 
 def floor_steps(device: torch.device, replicas: int) -> Callable[[], float]:
-    """The matrix products of one step alone, forward and backward, in the precision the trainer uses."""
+    """Time only the matrix products of a step, forward and backward, in the precision of the trainer."""
     shapes = [(replicas, BATCH, rows, columns) for rows, columns in LAYERS]
     x = [torch.randn(r, b, i, device=device) for r, b, i, _ in shapes]
     gradients = [torch.randn(r, b, o, device=device) for r, b, _, o in shapes]
@@ -183,14 +183,14 @@ def floor_steps(device: torch.device, replicas: int) -> Callable[[], float]:
             for r in range(replicas) if device.type == "cpu" else [slice(None)]:
                 torch.matmul(inputs[r], weight[r].mT)
                 torch.matmul(gradient[r].mT, inputs[r])
-                if layer > 0:  # nothing asks for the gradient of the images
+                if layer > 0:  # the gradient of the images is not needed
                     torch.matmul(gradient[r], weight[r])
 
     return repeated(products, device, 200 if device.type == "cuda" else 10)
 
 
 def repeated(function: Callable[[], None], device: torch.device, times: int) -> Callable[[], float]:
-    """Return a turn that runs `function` many times, on a GPU as a CUDA graph so that no launch counts."""
+    """Return a timed repetition of `function`; on a GPU as a CUDA graph, to exclude the launches."""
     call = function
     with matmul_precision(device):
         function()
@@ -219,7 +219,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def time_nll(device: torch.device, modes: list[bool], rounds: int, images: int, samples: int) -> dict[str, float]:
-    """Return seconds for the NLL of `images` images: a loop over samples (a part of it, scaled up), ours, the floor."""
+    """Return seconds for the NLL of `images` images: a loop over samples (partial, scaled up), ours, the floor."""
     data = torch.rand(images, PIXELS, device=device)
     trainer = Trainer(settings_for(1, 1), ImageSpec((28, 28)), device=device)
     variants: dict[str, Callable[[], float]] = {"loop over samples": sample_loop(trainer, data, samples)}
@@ -230,7 +230,7 @@ def time_nll(device: torch.device, modes: list[bool], rounds: int, images: int, 
 
 
 def sample_loop(trainer: Trainer, data: Tensor, samples: int) -> Callable[[], float]:
-    """One full forward pass over the images per importance sample, in batches, as is ordinarily written."""
+    """Time the usual loop: one full forward pass over the images per importance sample, in batches."""
     model, device = trainer.build().to(data.device), data.device
     timed = 5 if device.type == "cuda" else 20
 
@@ -253,7 +253,7 @@ def sample_loop(trainer: Trainer, data: Tensor, samples: int) -> Callable[[], fl
 
 
 def our_nll(trainer: Trainer, data: Tensor, samples: int, compiled: bool) -> Callable[[], float]:
-    """What `boovae eval` does."""
+    """Time the NLL as `boovae eval` computes it."""
 
     def turn() -> float:
         with matmul_precision(data.device):
@@ -266,7 +266,7 @@ def our_nll(trainer: Trainer, data: Tensor, samples: int, compiled: bool) -> Cal
 
 
 def floor_nll(device: torch.device, images: int, samples: int) -> Callable[[], float]:
-    """The decoder's matrix products for all images and samples alone."""
+    """Time only the matrix products of the decoder, for all images and samples."""
     rows = (images * samples) // (100 if device.type == "cuda" else 10)
     per_call = 200_000 if device.type == "cuda" else 10_000
     inputs = [torch.randn(per_call, i, device=device) for i, _ in LAYERS[3:]]
@@ -282,7 +282,7 @@ def floor_nll(device: torch.device, images: int, samples: int) -> Callable[[], f
 
 
 def table(steps: dict[str, float], nll: dict[str, float], images: int, samples: int) -> str:
-    """Return the results as text, each against the plain loop and the floor."""
+    """Return the results as text, each compared with the plain loop and the floor."""
     plain, loop = steps["plain loop, 1 seed"], nll["loop over samples"]
     lines = [f"{'training step':38} {'ms':>9} {'per seed':>9} {'x faster per seed':>18} {'x floor':>8}"]
     for name, value in steps.items():

@@ -1,7 +1,7 @@
-"""Two processes that want the same download or the same classifier at once: both must end with a good file.
+"""Two processes need the same download or the same classifier at once: both must end with a good file.
 
-In every other round one of them is killed, at a random time; then the one that is left must. Nothing half written may
-stay behind that the next one would take for whole.
+In every other round one of them is killed at a random time; the other must still succeed. No partial file may remain
+that a later process would take for complete.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ import numpy as np
 
 from boovae.data import DataFile, Stream
 from boovae.data.download import CACHE_VARIABLE, get_file
-from boovae.metrics.classifier_cache import trained_classifier
+from boovae.metrics.classifier_training import trained_classifier
 from boovae.training import checkpoint
 from kills import fork_server
 
-#: What is downloaded, and in how many pieces it comes with a pause after each, so that there is a middle.
+#: The download, and the number of pieces it is sent in, with a pause after each to leave time for a kill.
 PACKED = gzip.compress(np.random.default_rng(0).bytes(200_000), mtime=0)
 FILE = DataFile("data.gz", hashlib.sha256(gzip.decompress(PACKED)).hexdigest(), hashlib.md5(PACKED).hexdigest())
 PIECES, PAUSE = 10, 0.05
-#: Longest wait for a process, and what one ended with that was killed before it had anything.
+#: Longest wait for a process in seconds, and the answer of one that was killed before it had a file.
 PATIENCE, KILLED = 120.0, "killed"
 
 
 @dataclass
 class Outcome:
-    """How often two wanted the same, what a process ended with as it should, and what went wrong."""
+    """The number of races, of kills and of good files, and the losses."""
 
     tried: Counter[str] = field(default_factory=Counter)
     killed: int = 0
@@ -47,7 +47,7 @@ class Outcome:
     losses: list[str] = field(default_factory=list)
 
 
-# --- what a process wants -------------------------------------------------------------------------------------------
+# --- one process -------------------------------------------------------------------------------------------
 
 
 def _download(cache: Path, address: str) -> str:
@@ -65,8 +65,8 @@ WANTED: dict[str, Callable[[Path, str], str]] = {"downloads": _download, "classi
 
 
 def _want(name: str, cache: Path, address: str, together: Any, answer: Connection) -> None:
-    """Be a process that wants it, from the moment on when the others do; called in the new process."""
-    checkpoint.CHECKPOINT_SECONDS = 0.0  # a training that is killed goes on
+    """Get the file at the same time as the other processes; called in the new process."""
+    checkpoint.CHECKPOINT_SECONDS = 0.0  # an interrupted training can continue
     together.wait(PATIENCE)
     answer.send(WANTED[name](cache, address))
 
@@ -75,7 +75,7 @@ def _want(name: str, cache: Path, address: str, together: Any, answer: Connectio
 
 
 def two_at_once(folder: Path, rounds: int, seed: int = 0) -> Outcome:
-    """Let two processes want each thing so many times, in an empty cache each time."""
+    """Let two processes race for each thing `rounds` times, with an empty cache each time."""
     outcome, chance = Outcome(), random.Random(seed)
     with _mirror() as address:
         for name in WANTED:
@@ -84,7 +84,7 @@ def two_at_once(folder: Path, rounds: int, seed: int = 0) -> Outcome:
                 cache = folder / name / str(number)
                 kill_after = chance.uniform(0, seconds) if number % 2 else None
                 answers, _ = _race(name, cache, address, 2, kill_after)
-                answers += _race(name, cache, address, 1)[0]  # what the next one finds
+                answers += _race(name, cache, address, 1)[0]  # a later process must find a good file
                 outcome.tried[name] += 1
                 outcome.killed += kill_after is not None
                 outcome.good += answers.count(right)
@@ -95,7 +95,7 @@ def two_at_once(folder: Path, rounds: int, seed: int = 0) -> Outcome:
 def _race(
     name: str, cache: Path, address: str, processes: int, kill_after: float | None = None
 ) -> tuple[list[str], float]:
-    """Return what processes that want it at once end with, and after how many seconds; the first may be killed."""
+    """Return the answers of competing processes, and the seconds they took; the first may be killed."""
     context = fork_server()
     together = context.Barrier(processes + 1)
     started = []
@@ -132,16 +132,16 @@ class _Slowly(BaseHTTPRequestHandler):
             for start in range(0, len(PACKED), step):
                 self.wfile.write(PACKED[start : start + step])
                 time.sleep(PAUSE)
-        except (BrokenPipeError, ConnectionResetError):  # the one that asked was killed
+        except (BrokenPipeError, ConnectionResetError):  # the client was killed
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def _mirror() -> Iterator[str]:
-    """Serve the file on this machine."""
+    """Serve the file from this machine."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Slowly) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()

@@ -4,9 +4,9 @@
     python benchmarks/variants.py --dataset celeba boo+distill held=boo+distill:distill_weight=2 --features classifier
 
 Each variant is METHOD or NAME=METHOD:setting=value,…, as in a bench, with the recipe of its dataset (or `--preset`).
-All have the same seeds, so they are compared in pairs. Test images are never looked at; with `--features`, samples are
-compared with the validation images, too (Fréchet distance, under the name of the features). `boovae tune` is faster for
-a strength, whose values it trains side by side; this takes any setting.
+All have the same seeds, so compare them seed by seed. Test images are never used; with `--features`, samples are also
+compared with the validation images (Fréchet distance, under the name of the features). `boovae tune` is faster for the
+strength of a method, since it trains several values at once; this takes any setting.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from boovae.metrics.measure import sample_networks
+
 from boovae.bench.cells import Variant
 from boovae.cli.terminal import print_rows
 from boovae.config import Settings
@@ -25,7 +27,6 @@ from boovae.data import Stream
 from boovae.errors import InputError, as_flag
 from boovae.methods import make_method, resolve
 from boovae.metrics.features import check_names
-from boovae.metrics.measure import sample_networks
 from boovae.metrics.reference import Reference
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import load_data
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--preset", default=None)
     parser.add_argument("--images", type=int, default=400, help="validation images per task")
     parser.add_argument("--samples", type=int, default=500, help="importance samples per image")
-    parser.add_argument("--features", nargs="+", default=(), help="compare samples on these, too: classifier, …")
+    parser.add_argument("--features", nargs="+", default=(), help="also compare samples on these: classifier, …")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     options = parser.parse_args()
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Train every variant, one after another, and print a table; all are looked at before the first is trained."""
+    """Train every variant, one after another, and print a table; check all of them before training the first."""
     variants = [Variant.parse(text) for text in options.variants]
     settings = [settings_of(variant, options) for variant in variants]
     for each in settings:
@@ -79,12 +80,12 @@ def compare(options: argparse.Namespace) -> None:
                 f"{time.perf_counter() - began:.0f}",
             ]
         )
-        print(*rows[-1], sep="  ", flush=True)  # a long comparison may be stopped
+        print(*rows[-1], sep="  ", flush=True)  # keep what is finished if the comparison is stopped
     print_rows(["variant", "NLL", "by seed", "by task", *options.features, "seconds"], rows)
 
 
 def settings_of(variant: Variant, options: argparse.Namespace) -> Settings:
-    """Return the settings of a variant, with the recipe of its dataset or of the preset."""
+    """Return the settings of a variant, with the recipe of the dataset or the preset."""
     given = {"dataset": options.dataset, "method": variant.method, "tasks": options.tasks, "replicas": options.replicas}
     return resolve({**given, **variant.changes}, preset=options.preset)
 
@@ -96,7 +97,7 @@ def score(settings: Settings, options: argparse.Namespace) -> tuple[list[list[fl
     trainer = trainer_for(settings, planned, device, options.compile)
     parts = [task.valid.images[: options.images] for task in planned]
     metrics = ["frechet"] if options.features else []
-    # Before anything is trained: a network that is missing is named now.
+    # Load the networks first, so that a missing one is reported before training.
     references = sample_networks(planned, trainer, metrics, Lines().note, options.features).references
     scores = learn_and_score(trainer, planned, parts, options.samples, Lines())
     return [nll.mean(1).tolist() for nll in scores], distances_of(trainer, planned, references)

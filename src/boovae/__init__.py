@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Where the public names live; they are imported when they are first used, so that `import boovae` costs nothing.
+#: The modules of the public names, which are imported on first use, so that `import boovae` stays fast.
 _HOMES = {
     "BooVAE": "boovae.estimator.boovae",
     "Method": "boovae.methods",

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, whatever happens; read although a stranger may have made them; folders held."""
+"""Write files atomically, read files from untrusted sources, and lock folders."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import IO
 
 from boovae.errors import InputError, RunError
 
-#: Settings and records in JSON or TOML are far smaller than this; a larger file is something else.
+#: Upper limit for settings and records in JSON or TOML, which are far smaller.
 TEXT_BYTES = 64 << 20
 
 
 def memory_share() -> int:
-    """Return half of this machine's memory in bytes: what is larger is not read into it."""
+    """Return half of this machine's memory in bytes, the limit for content that is read into it."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the content of a file of at most `most` bytes; OSError where that is impossible.
+    """Return the content of a file of at most `most` bytes, or raise OSError.
 
-    Only ordinary files are read: a pipe would wait for ever, a device never end.
+    Only regular files are read: reading a pipe could block forever, and a device never ends.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -35,12 +35,12 @@ def read_file(path: Path, most: int) -> bytes:
             raise OSError(errno.EINVAL, "not an ordinary file", str(path))
         content = file.read(most + 1) if about.st_size <= most else None
     if content is None or len(content) > most:
-        raise OSError(errno.EFBIG, f"larger than the {most:,} bytes that are read here", str(path))
+        raise OSError(errno.EFBIG, f"larger than the limit of {most:,} bytes", str(path))
     return content
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write `content` under a temporary name beside `path`, sync it to the disk, rename it, and sync the folder."""
+    """Write `content` to a temporary file beside `path`, sync it to disk, rename it, and sync the folder."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         make_folder(path.parent)
@@ -53,12 +53,12 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is intact") from error
+        raise RunError(f"cannot write {path}: {error.strerror or error}; the previous content is intact") from error
 
 
 @contextlib.contextmanager
 def appending(path: Path, *, begin: bool = False) -> Iterator[IO[bytes]]:
-    """Open a log at its end, and sync it afterwards; unless it may `begin` here, one that was lost is an error."""
+    """Open a log for appending and sync it afterwards; a missing log is an error unless it may `begin` here."""
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if begin else 0), 0o666), "r+b") as file:
             file.seek(0, os.SEEK_END)
@@ -67,13 +67,13 @@ def appending(path: Path, *, begin: bool = False) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror or error}; the last checkpoint is as it was, and the same command "
+            f"cannot write {path}: {error.strerror or error}; the last checkpoint is intact, and the same command "
             "continues from it"
         ) from error
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each synced into the one that holds it."""
+    """Make a folder and its missing parents, and sync each of them into its parent."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
@@ -81,13 +81,13 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed `write_file` left in a folder; nobody else may be writing there."""
+    """Remove temporary files that a killed `write_file` left in a folder; nobody else may be writing there."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
 def hold_folder(folder: Path) -> int:
-    """Hold a folder until the descriptor is closed or this process ends, however it ends: no lock is left behind."""
+    """Lock a folder until the descriptor is closed or this process ends; a crash leaves no lock behind."""
     try:
         descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -99,7 +99,9 @@ def hold_folder(folder: Path) -> int:
         raise InputError(f"{folder} is in use by another process: wait for it or choose another {{out}}") from None
     except OSError as error:  # a file system without locks
         os.close(descriptor)
-        raise InputError(f"{folder} cannot be locked: {error.strerror}; choose a folder elsewhere ({{out}})") from error
+        raise InputError(
+            f"{folder} cannot be locked: {error.strerror}; choose a folder on another file system ({{out}})"
+        ) from error
     return descriptor
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from bench_parts import made_up_record, request, typed
 from boovae.bench.cells import Cell, plan
-from boovae.bench.figures import component_pictures, laid_out, learned
+from boovae.bench.figures import as_png, component_pictures, learned
 from boovae.bench.paper import Paper
 from boovae.bench.paper_tables import findings, table
 from boovae.bench.published import FACES_NAMES, numbers
@@ -131,7 +131,7 @@ def test_cells_on_other_features_are_not_mixed_in(tmp_path: Path, capsys: pytest
     assert "finished without inception (--features)" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words, "--features", "torchscript:some.pt"])
-    assert "has no place in a bench's tables" in capsys.readouterr().err
+    assert "tables of a bench cannot have torchscript:FILE" in capsys.readouterr().err
 
 
 def tile(picture: NDArray[Any]) -> str:
@@ -151,7 +151,7 @@ def test_of_learned_components_the_decoded_are_shown_the_heaviest_first(tmp_path
     measured.cells[0][1]["components"] = component_pictures(tmp_path / cell.name)
     sheet = learned(measured)
     assert sheet is not None
-    pixels = np.asarray(Image.open(io.BytesIO(laid_out(sheet))))
+    pixels = np.asarray(Image.open(io.BytesIO(as_png(sheet))))
     assert not (pixels == (255, 0, 0)).all(2).any()
     columns = [int(np.flatnonzero((pixels == (0, 0, value)).all(2).any(0))[0]) for value in (127, 255)]
     assert columns[0] < columns[1]

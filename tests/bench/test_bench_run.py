@@ -330,7 +330,7 @@ def test_finished_cells_of_other_images_are_not_taken_for_those_of_these(
             main(words)
     with pytest.raises(SystemExit):
         main(words)
-    assert "has other images now than when this cell was finished" in capsys.readouterr().err
+    assert "have changed since this cell was finished" in capsys.readouterr().err
 
 
 def working(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:

@@ -190,8 +190,8 @@ def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured,
     assert {row["tasks_seen"] for row in pooled if row["method"] == "joint"} == {"2", "5", "10"}
     page = (asked.results / "report.html").read_text()
     for words in (
-        "What each method draws",
-        "What components stand for",
+        "Samples of each method",
+        "Learned components",
         "Diversity on MNIST",
         "9 of 9 cells",
         "mnist vcl",
@@ -208,7 +208,7 @@ def test_the_bench_writes_every_number_table_figure_and_page(measured: Measured,
     assert (asked.results / "mnist_samples.png").stat().st_size > 1000
     wanted = ["", "-nll", "-diversity", "-charts", "-nll-per-task", "-diversity-per-task", "-samples", "-components"]
     assert links(page) == ["findings", *(f"mnist{end}" for end in wanted), "differences"]
-    assert page.index('alt="boo, 3 tasks seen"') < page.index("<summary><h3>What components stand for</h3>")
+    assert page.index('alt="boo, 3 tasks seen"') < page.index("<summary><h3>Learned components</h3>")
 
 
 def links(page: str) -> list[str]:
@@ -306,5 +306,5 @@ def test_the_study_of_components_takes_variants(tmp_path: Path) -> None:
     rows = list(csv.DictReader((asked.results / "components.csv").open()))
     lines = {"boo", "boo without pruning", "flat", "flat without pruning"}
     assert {row["line"] for row in rows} == lines
-    with pytest.raises(InputError, match="this study tries components itself"):
+    with pytest.raises(InputError, match="this study varies components itself"):
         COMPONENTS.plan(dataclasses.replace(asked, methods=("wide=boo:components=40",)))

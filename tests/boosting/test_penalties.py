@@ -255,7 +255,7 @@ def test_the_penalties_have_the_weight_asked_for(schedule: str, digits: Stream) 
 
 
 @pytest.mark.parametrize("stop_by", ["loss", "bound"])
-def test_early_stopping_watches_what_it_is_told_to(stop_by: str, digits: Stream) -> None:
+def test_early_stopping_watches_the_chosen_loss(stop_by: str, digits: Stream) -> None:
     recorder = Recorder()
     chosen = {"boo_lambda": 50.0, "boo_reduction": "mean", "boo_until": 1, "epochs": 8, "early_stop": 8}
     trained(tiny(method="boo", stop_by=stop_by, **chosen), digits, recorder)

@@ -319,7 +319,7 @@ def test_sample_writes_pixels_and_another_seed_draws_others(run: Path, tmp_path:
 def test_sample_refuses_a_kind_of_file_that_it_cannot_write(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["sample", str(run), "--out", "grid.jpg"])
-    assert "--out grid.jpg: samples become a picture (name it .png) or an array (.npy)" in capsys.readouterr().err
+    assert "--out grid.jpg: samples are written as a picture (.png) or an array (.npy)" in capsys.readouterr().err
 
 
 def test_report_of_two_runs(run: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_pictures_are_decoded_once_and_mapped(folder: Path, tmp_path: Path, monk
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-def test_a_changed_picture_is_decoded_anew(folder: Path) -> None:
+def test_a_changed_picture_is_decoded_again(folder: Path) -> None:
     before = np.array(read_celeba(32, folder).images)
     Image.fromarray(255 - face("Black_Hair", 1)).save(folder / "celeba" / "img_align_celeba" / "000001.jpg")
     after = read_celeba(32, folder).images

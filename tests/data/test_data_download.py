@@ -108,7 +108,7 @@ def test_a_file_is_downloaded_once_into_the_cache(start_mirror: type[Mirror], ca
     assert mirror.asked == [None]
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(start_mirror: type[Mirror]) -> None:
+def test_a_broken_transfer_resumes_where_it_stopped(start_mirror: type[Mirror]) -> None:
     mirror = start_mirror()
     mirror.cut_after = [100_000, 50_000]
     assert get_file("set", FILE, [mirror.url]).read_bytes() == PACKED

@@ -83,7 +83,7 @@ def test_spooled_batches_leave_no_file_behind(tmp_path: Path, monkeypatch: pytes
         spooled(iter([]))
 
 
-def test_only_iterables_that_are_no_arrays_are_batches() -> None:
+def test_only_iterables_that_are_not_arrays_are_batches() -> None:
     frame = type("Frame", (), {"__array__": lambda self: np.zeros((2, 2)), "__iter__": lambda self: iter([])})()
     arrays: list[Any] = [np.zeros((2, 2)), torch.zeros(2, 2), [[0.0]], ((0.0,),), "text", {"a": 1}, frame, 5]
     assert not any(is_batches(array) for array in arrays)

@@ -58,7 +58,7 @@ def test_only_deviations_count_not_the_scale_of_the_elbo(seed: int, mean: float,
     assert ChangeDetector(mean + scale * reference).feed(mean + scale * stream) == plain
 
 
-def test_images_that_are_no_numbers_are_a_change() -> None:
+def test_nan_images_are_a_change() -> None:
     assert ChangeDetector(values(50, 0.0, seed=0)).feed(torch.full((20,), torch.nan)) == 0
 
 
@@ -131,7 +131,7 @@ def test_no_more_than_a_given_number_ever_waits(batch: int) -> None:
         TaskFinder(nearest, first=30, most=20)
 
 
-def test_a_beginning_that_gets_shorter_while_a_task_goes_on_moves_no_border() -> None:
+def test_shortening_the_beginning_within_a_task_moves_no_border() -> None:
     stream, found = levels([90, 45]), []
     for first in (30, 15):
         finder = TaskFinder(nearest, first=30)
@@ -178,7 +178,7 @@ def test_other_cuts_keep_every_image_and_the_digest() -> None:
 
 @pytest.mark.parametrize("borders", [[0], [100, 50], [10_000]])
 def test_wrong_borders_are_refused(borders: list[int]) -> None:
-    with pytest.raises(InputError, match="they must rise and lie between 1 and 239"):
+    with pytest.raises(InputError, match="they must increase and lie between 1 and 239"):
         recut(load_stream("digits", limit=24), borders)
 
 
@@ -233,8 +233,8 @@ def test_all_changes_of_the_digits_are_found() -> None:
     assert len(found) <= len(truth) + 1  # at most one false alarm
 
 
-def test_methods_that_must_be_told_the_task_cannot_find_it() -> None:
-    with pytest.raises(InputError, match="must be told the task"):
+def test_methods_that_need_to_know_the_task_cannot_find_it() -> None:
+    with pytest.raises(InputError, match="needs to know the task"):
         Trial(Trainer(tiny(method="multihead"), ImageSpec((8, 8))))
 
 
@@ -254,7 +254,7 @@ def test_a_run_without_borders_keeps_what_was_found(tmp_path: Path, capsys: pyte
     assert len(again["nll"]["per_task"]) == 2
 
 
-def test_a_run_that_knew_its_tasks_is_no_run_without_borders(
+def test_a_run_with_given_tasks_is_not_continued_with_detected_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--tasks", "2", "--limit", "20", "--epochs", "1", "--net", "mlp:8", "--samples", "5"]
@@ -262,7 +262,7 @@ def test_a_run_that_knew_its_tasks_is_no_run_without_borders(
     main(words)
     with pytest.raises(SystemExit):
         main([*words, "--detect-tasks"])
-    assert "holds a run that knew its tasks: leave out --detect-tasks" in capsys.readouterr().err
+    assert "holds a run with given tasks: leave out --detect-tasks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_a_run_that_knew_its_tasks_is_no_run_without_borders(
     [
         (["--detect-tasks", "--borders", "50"], "give the borders, or let them be found"),
         (["--detect-tasks", "--detect-first", "2"], "a trial needs at least 8 images"),
-        (["--detect-tasks", "--method", "multihead"], "must be told the task"),
-        (["--borders", "5", "3"], "they must rise"),
+        (["--detect-tasks", "--method", "multihead"], "needs to know the task"),
+        (["--borders", "5", "3"], "they must increase"),
         (["--detect-tasks", "--limit", "12", "--tasks", "3", "--epochs", "1"], "--tasks is 3, but the stream has 1"),
     ],
 )

@@ -117,7 +117,7 @@ def test_what_the_model_learned_is_not_kept(digits: tuple[Array, Array]) -> None
 # --- scikit-learn's ways --------------------------------------------------------------------------------------------
 
 
-def test_fit_starts_anew_and_partial_fit_goes_on() -> None:
+def test_fit_starts_again_and_partial_fit_continues() -> None:
     model = quick().fit(grey()).partial_fit(grey(1))
     assert model.n_tasks_ == 2
     again = model.fit(grey(2))

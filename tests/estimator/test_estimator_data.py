@@ -143,7 +143,7 @@ def test_scaling_is_learned_on_the_first_task_and_kept() -> None:
     assert model.trainer_.spec.pixel_range[1] > 10  # learned images may go where the new task is
 
 
-def test_the_likelihood_follows_the_first_task_unless_told() -> None:
+def test_the_likelihood_follows_the_first_task_unless_given() -> None:
     assert quick().fit(grey()).trainer_.settings.model.likelihood == "bernoulli"
     assert quick(likelihood="normal").fit(grey()).trainer_.settings.model.likelihood == "normal"
     assert quick().fit(grey() * 2).trainer_.settings.model.likelihood == "normal"
@@ -247,8 +247,8 @@ def test_bad_data_are_named_and_leave_the_model_as_it_was() -> None:
         (grey(shape=(6, 6)).reshape(-1, 36), "36 features"),
         ([grey(), grey()], r"1 or 3 colours.* a list of batches is iter\(X\)"),
         ([grey(), grey(count=7)], r"different sizes.* a list of batches is iter\(X\)"),
-        ("pictures", "X is a str; hand in an array or tensor"),
-        (None, "X is a NoneType; hand in an array"),
+        ("pictures", "X is a str; pass an array or tensor"),
+        (None, "X is a NoneType; pass an array"),
         (iter([]), "no batches"),
         (grey(count=0), "no pixels"),
     ):
@@ -263,8 +263,8 @@ def test_bad_data_are_named_and_leave_the_model_as_it_was() -> None:
         (lambda: BooVAE.load("nowhere"), "`boovae train --out nowhere` makes one"),
         (lambda: model.inverse_transform(np.zeros((2, 5))), "5 latent dimensions, but the model has 3"),
         (lambda: model.set_params(latent_dim=5).partial_fit(grey()), "latent_dim was 3"),
-        (lambda: model.score(iter([])), "no batches; a generator can be read once"),
-        (lambda: copy.copy(model).fit_transform(iter([grey()])), "no batches; a generator can be read once"),
+        (lambda: model.score(iter([])), "no batches; a generator can be read only once"),
+        (lambda: copy.copy(model).fit_transform(iter([grey()])), "no batches; a generator can be read only once"),
         (lambda: copy.copy(model).set_params(samples=0).score(grey()), "samples is 0"),
         (lambda: copy.copy(model).set_params(samples=2.5).score(grey()), "samples is 2.5"),
     ):

@@ -23,7 +23,7 @@ def digits() -> tuple[Array, Array]:
     return data.images / 16, data.target
 
 
-def test_a_saved_model_goes_on_as_if_it_had_never_left(tmp_path: Path) -> None:
+def test_a_saved_model_continues_as_if_never_saved(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     numbers = np.random.default_rng(0).normal(size=(60, 3)) * [1, 10, 100]
     model = quick().partial_fit(numbers)
@@ -131,11 +131,11 @@ def test_a_run_on_black_and_white_pixels_does_not_go_on_with_grey_ones(tmp_path:
     assert model.sample(2).shape == (2, 8, 8)
     kept = BooVAE.load(model.save(tmp_path / "model"), device="cpu")
     for same in (model, kept, pickle.loads(pickle.dumps(model)), model.to("cpu")):
-        with pytest.raises(InputError, match="black and white pixels: it continues with `boovae extend RUN`"):
+        with pytest.raises(InputError, match="binarised pixels; continue it with `boovae extend RUN`"):
             same.partial_fit(stream[1].train.images.view(-1, 8, 8))
 
 
-def test_the_command_line_says_that_a_saved_model_goes_on_in_python(
+def test_the_command_line_says_that_a_saved_model_continues_in_python(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from boovae.cli.main import main
@@ -143,7 +143,10 @@ def test_the_command_line_says_that_a_saved_model_goes_on_in_python(
     folder = quick().fit(grey()).save(tmp_path / "model")
     with pytest.raises(SystemExit):
         main(["eval", str(folder)])
-    assert "a model of arrays keeps none; in Python `BooVAE.load(...).score(images)`" in capsys.readouterr().err
+    assert (
+        "a model of arrays does not keep its images; measure others in Python: `BooVAE.load(...).score(images)`"
+        in capsys.readouterr().err
+    )
     with pytest.raises(InputError, match=r"saved estimator.*BooVAE\.load\(.*\.partial_fit"):
         extend(folder, "digits", device="cpu")
 

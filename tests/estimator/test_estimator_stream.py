@@ -153,7 +153,7 @@ def test_turning_it_off_ends_the_task() -> None:
         ({"detect_first": 3}, r"first \(detect_first\) is 3; a trial needs at least 8 images"),
         ({"detect_first": 2.5}, "detect_first is 2.5; it must be a whole number"),
         ({"detect_first": 50, "detect_most": 20}, "it must be at least detect_first, 50"),
-        ({"method": "multihead"}, "'multihead' must be told the task"),
+        ({"method": "multihead"}, "'multihead' needs to know the task"),
     ],
 )
 def test_wrong_parameters_are_refused_before_anything_is_learned(parameters: dict[str, Any], message: str) -> None:

@@ -88,8 +88,8 @@ def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--latent-dim", "3"], "--latent-dim is 3; a map has 2 dimensions"),
-        (["--method", "standard"], "name what to compare it with"),
-        (["--method", "multihead"], "each task has an encoder of its own"),
+        (["--method", "standard"], "name a method to compare with it"),
+        (["--method", "multihead"], "each task has its own encoder"),
         (["--tasks", "11"], "digits has 10 tasks; use at most that many"),
     ],
 )

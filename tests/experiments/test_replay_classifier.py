@@ -17,7 +17,8 @@ from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.experiments import replay_classifier as replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
-from boovae.experiments.replay_classifier import Point, _past, curves, draw
+from boovae.experiments.replay_classifier import curves, draw
+from boovae.experiments.replay_curve import Point, earlier_samples
 from boovae.methods.boo import BooSettings
 from boovae.training.trainer import Observer, Trainer
 from conftest import tiny, trained
@@ -103,7 +104,7 @@ def test_accuracy_is_counted_among_the_right_classes() -> None:
 
 def test_labels_come_from_the_components_that_made_the_samples(digits: Stream) -> None:
     trainer = trained(tiny(method="boo", tasks=3), digits)
-    images, labels = _past(trainer, small([0, 1]), [7, 8, 9], digits[3])
+    images, labels = earlier_samples(trainer, small([0, 1]), [7, 8, 9], digits[3])
     count = len(digits[3].train.images)
     assert images.shape == (2, 3 * count, 64)
     assert labels.tolist() == [[7] * count + [8] * count + [9] * count] * 2
@@ -222,7 +223,7 @@ def test_a_damaged_curve_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureF
     path.write_text("{")
     with pytest.raises(SystemExit):
         main(words)
-    assert "remove it, and the curve is made anew" in capsys.readouterr().err
+    assert "remove it to learn the curve again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

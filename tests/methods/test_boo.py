@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from boovae.metrics.measure import evaluate
 from torch import Tensor
 
 from boovae.config import Settings
 from boovae.data import Stream, load_stream
 from boovae.methods import resolve
-from boovae.metrics.measure import evaluate
 from boovae.model.priors.boosted import EMPTY
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -267,7 +267,7 @@ def test_pruning_everything_keeps_the_largest(objective: str, digits: Stream) ->
     torch.testing.assert_close(weights.sort(-1).values, torch.tensor([0.0, 0.0, 1.0]).expand(2, 1, 3))
 
 
-def test_growth_goes_on_after_a_component_without_weight(digits: Stream) -> None:
+def test_growth_continues_after_a_component_without_weight(digits: Stream) -> None:
     class Starve(Weights):
         def epoch(self, trainer: Trainer, event: Event) -> None:
             super().epoch(trainer, event)
@@ -281,7 +281,7 @@ def test_growth_goes_on_after_a_component_without_weight(digits: Stream) -> None
     assert all(math.isfinite(value) for value in itertools.chain(*itertools.chain(*recorder.logged("divergence"))))
 
 
-def test_growth_goes_on_after_a_network_diverged(digits: Stream) -> None:
+def test_growth_continues_after_a_network_diverged(digits: Stream) -> None:
     """The replica goes back to where the epoch before ended, with the components it had, and gets the others."""
 
     class Saboteur(Weights):

@@ -279,7 +279,7 @@ def test_a_method_that_could_not_be_continued_or_hides_another_is_refused(
     register(Forgetful)
     with pytest.raises(InputError, match="'forgetful' remembers w, which its memory_shapes does not have"):
         trained(tiny(method="forgetful", tasks=1, epochs=1), digits)
-    with pytest.raises(InputError, match="'boo', which boovae has itself"):
+    with pytest.raises(InputError, match="'boo', which is built into boovae"):
         register(Boo)
     assert "forgetful" not in METHODS
 

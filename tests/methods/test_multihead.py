@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from boovae.metrics.measure import evaluate
 
 from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import make_method
 from boovae.metrics.cost import ledger
 from boovae.metrics.likelihood import log_likelihood
-from boovae.metrics.measure import evaluate
 from boovae.model.vae import VAE
 from boovae.runs.inspection import components
 from boovae.training.sampling import generate
@@ -84,7 +84,7 @@ def test_the_frozen_networks_are_counted_as_memory(digits: Stream) -> None:
 
 
 @pytest.mark.parametrize("method", ["multihead+distill", "replay+multihead", "joint+multihead"])
-def test_combinations_that_make_no_sense_are_refused_with_the_reason(method: str) -> None:
+def test_invalid_combinations_are_refused_with_the_reason(method: str) -> None:
     with pytest.raises(InputError, match=rf"method={re.escape(repr(method))}: .+"):
         make_method(tiny(method=method))
 

@@ -58,10 +58,10 @@ def test_two_files_with_one_method_are_refused(anchor: Path) -> None:
     copy.write_text(anchor.read_text())
     ended = boovae("methods", methods=Path(f"{anchor}{os.pathsep}{copy}"))
     assert ended.returncode == 2
-    assert f"{copy}, which has a method 'anchor' as another file does; rename one" in ended.stderr
+    assert f"{copy}, which defines the method 'anchor', as another file does; rename one" in ended.stderr
 
 
-def test_a_changed_file_asks_for_its_cells_anew(anchor: Path) -> None:
+def test_a_changed_file_makes_its_cells_run_again(anchor: Path) -> None:
     program = "from boovae.bench.cells import plan\n"
     program += "print(*(cell.name for cell in plan(['digits'], ['boo', 'boo+anchor'], {}, 2)))"
 
@@ -171,7 +171,7 @@ def test_a_file_that_postpones_its_annotations_is_read(anchor: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("moved.square()", "moved.square() / 2", "was begun with another version of the file that has anchor"),
+        ("moved.square()", "moved.square() / 2", "was started with another version of the file that defines anchor"),
         ("= 100.0", "= 200.0", "--anchor-pull 100.0 there, the default here"),
     ],
 )
@@ -240,7 +240,7 @@ def section(annotation: Any, name: str = "own_pull", default: Any = 1.0) -> Any:
         ({"sections": (section(NotNegative),), "search": {"own_pull": (1.0, -1.0)}}, "own_pull is -1.0; it must be"),
         ({"sections": (section(AtLeastOne, default=1),), "search": {"own_pull": (1.5,)}}, "own_pull is 1.5; it must"),
         ({"name": "a+b"}, "use letters, digits, '_' and '-'"),
-        ({"name": "ewc"}, "which boovae has itself; choose another name"),
+        ({"name": "ewc"}, "which is built into boovae; choose another name"),
         ({"memory": lambda self: {}}, "Own.memory would be replaced; fill the dictionary self.memory"),
     ],
 )

@@ -321,7 +321,7 @@ def test_layers_of_one_task_alone_stay_ordinary(digits: Stream) -> None:
 
 @pytest.mark.parametrize("other", ["ewc", "si"])
 def test_two_methods_that_hold_the_weights_are_refused(other: str) -> None:
-    with pytest.raises(InputError, match=f"both hold the weights.*'{other}' or 'vcl'"):
+    with pytest.raises(InputError, match=f"both keep the weights.*'{other}' or 'vcl'"):
         make_method(tiny(method=f"vcl+{other}"))
 
 

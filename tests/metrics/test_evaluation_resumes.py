@@ -1,4 +1,4 @@
-"""An evaluation that is broken off goes on where it was, with the bytes of one that was not."""
+"""An interrupted evaluation continues where it stopped and ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from boovae.errors import InputError, RunError
 from boovae.metrics import likelihood
 from boovae.metrics.likelihood import log_likelihood_of_tasks
 from boovae.metrics.metric import USUAL
-from boovae.metrics.partial_sums import PartialSums
+from boovae.metrics.partial_results import PartialResult
 from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training import checkpoint
@@ -57,7 +57,7 @@ class Counted:
         monkeypatch.setattr(module, name, counted)
 
     def then(self, at: int, act: Callable[[], None]) -> None:
-        """Count anew, and do something in the call after so many; after -1 it never comes."""
+        """Reset the count, and act in call number `at`; never with -1."""
         self.done, self.at, self.act = 0, at, act
 
 
@@ -217,16 +217,14 @@ OTHERWISE: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("case", sorted(OTHERWISE))
-def test_an_evaluation_that_was_begun_otherwise_begins_anew(
-    case: str, broken_off: Path, digits: Stream, tmp_path: Path
-) -> None:
+def test_an_evaluation_begun_otherwise_starts_over(case: str, broken_off: Path, digits: Stream, tmp_path: Path) -> None:
     forge(broken_off, OTHERWISE[case])
     train(tiny(tasks=2), digits, broken_off, metrics=NLL)
     assert difference(train(tiny(tasks=2), digits, tmp_path / "whole", metrics=NLL), broken_off) == ""
     assert kept(broken_off) == {}
 
 
-def test_a_damaged_evaluation_goes_on_from_the_checkpoint_before(
+def test_a_damaged_evaluation_continues_from_the_previous_checkpoint(
     broken_off: Path, weighed: Counted, digits: Stream, tmp_path: Path
 ) -> None:
     newest = max((broken_off / "checkpoint").glob("*.safetensors"), key=lambda path: int(path.stem))
@@ -242,9 +240,9 @@ def test_a_damaged_evaluation_goes_on_from_the_checkpoint_before(
 
 
 def test_images_of_other_tasks_are_another_tally(digits: Stream) -> None:
-    """As many images of other tasks: the tasks that are at hand may change before an evaluation goes on."""
+    """As many images of other tasks: the available tasks may change before an evaluation continues."""
     trainer, images = trained(tiny(method="boo", tasks=2), digits), digits[0].test.images[:4]
-    tallies: dict[str, PartialSums] = {}
+    tallies: dict[str, PartialResult] = {}
 
     def own(owners: list[int]) -> Tensor:
         return log_likelihood_of_tasks(trainer, images, torch.tensor(owners), 20, lambda share: None, tallies).own
@@ -254,7 +252,7 @@ def test_images_of_other_tasks_are_another_tally(digits: Stream) -> None:
 
 
 @pytest.mark.parametrize("method", ["standard", "multihead"])
-def test_progress_is_told_after_every_step(method: str, weighed: Counted, digits: Stream) -> None:
+def test_progress_is_reported_after_every_step(method: str, weighed: Counted, digits: Stream) -> None:
     trainer, shares = trained(tiny(method=method, tasks=2), digits), list[float]()
     images = torch.cat([task.test.images for task in digits[:2]])
     owners = torch.repeat_interleave(torch.tensor([len(task.test.images) for task in digits[:2]]))

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from boovae.data.tasks import Stream
 from boovae.errors import InputError
-from boovae.metrics import classifier as module
-from boovae.metrics import classifier_cache, classifier_training
+from boovae.metrics import cache, classifier, classifier_training
 from boovae.metrics.cache import read_tensors, write_tensors
 from boovae.metrics.classifier import UNCLASSIFIED, Classifier
-from boovae.metrics.classifier_cache import trained_classifier
+from boovae.metrics.classifier_training import trained_classifier
 from boovae.training import checkpoint
 from conftest import Killed
 
@@ -182,7 +181,7 @@ def test_of_two_that_need_it_at_once_one_trains_and_the_other_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training, trained = threading.Event(), []
-    really_train = classifier_cache._train
+    really_train = classifier_training._train
 
     def train(*arguments: Any) -> Classifier:
         training.set()
@@ -190,7 +189,7 @@ def test_of_two_that_need_it_at_once_one_trains_and_the_other_waits(
         trained.append(threading.current_thread().name)
         return really_train(*arguments)
 
-    monkeypatch.setattr(classifier_cache, "_train", train)
+    monkeypatch.setattr(classifier_training, "_train", train)
     stream = bars(labels=(0, 1))
     first = threading.Thread(target=trained_classifier, args=(stream,), kwargs={"device": "cpu", "cache_dir": tmp_path})
     first.start()
@@ -201,7 +200,7 @@ def test_of_two_that_need_it_at_once_one_trains_and_the_other_waits(
     assert net.accuracy == 1.0
 
 
-def test_who_waits_is_told_and_can_leave_and_another_dataset_does_not_wait(tmp_path: Path) -> None:
+def test_waiting_is_reported_and_can_be_left_and_another_dataset_does_not_wait(tmp_path: Path) -> None:
     stream = bars(labels=(0, 1))
     trained_classifier(stream, device="cpu", cache_dir=tmp_path)
     (cached,) = tmp_path.glob("*.safetensors")
@@ -232,7 +231,7 @@ def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-# --- a training that is broken off ----------------------------------------------------------------------------------
+# --- an interrupted training ----------------------------------------------------------------------------------------
 
 
 class Steps:
@@ -260,8 +259,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 EPOCHS, STEPS = 20, 3  # of three times 40 bars
 
 
-def broken_off(stream: Stream, folder: Path, steps: Steps, after: int) -> Path:
-    """Let a training die after so many steps; return what was kept of it."""
+def interrupted(stream: Stream, folder: Path, steps: Steps, after: int) -> Path:
+    """Kill a training after `after` steps; return the file of its state."""
     steps.done, steps.last = 0, after
     with pytest.raises(Killed):
         trained_classifier(stream, device="cpu", cache_dir=folder)
@@ -272,13 +271,13 @@ def broken_off(stream: Stream, folder: Path, steps: Steps, after: int) -> Path:
 
 @pytest.mark.parametrize("shape", [(8, 8), (8,)])
 @pytest.mark.parametrize("after", [1, STEPS, 9 * STEPS, 9 * STEPS + 1, EPOCHS * STEPS - 1])
-def test_a_training_that_is_killed_goes_on_and_ends_with_the_same_weights(
+def test_a_killed_training_continues_and_ends_with_the_same_weights(
     shape: tuple[int, ...], after: int, steps: Steps, tmp_path: Path
 ) -> None:
     stream, lines = bars(shape), list[str]()
     whole = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "whole")
     assert steps.done == EPOCHS * STEPS
-    broken_off(stream, tmp_path / "killed", steps, after)
+    interrupted(stream, tmp_path / "killed", steps, after)
     resumed = trained_classifier(stream, device="cpu", cache_dir=tmp_path / "killed", progress=lines.append)
     assert steps.done == EPOCHS * STEPS - after
     assert len(lines) == EPOCHS - after // STEPS
@@ -307,16 +306,16 @@ def forged(kept: Path, **changes: Tensor) -> bytes:
     ],
     ids=["empty", "garbage", "truncated", "flipped bit", "other device", "too many steps", "other shape"],
 )
-def test_a_damaged_training_begins_anew_with_a_warning(
+def test_a_damaged_training_starts_over_with_a_warning(
     damage: Callable[[Path], bytes], steps: Steps, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = bars()
-    kept = broken_off(stream, tmp_path, steps, 9)
+    kept = interrupted(stream, tmp_path, steps, 9)
     content = damage(kept)
     kept.write_bytes(content)
     net = trained_classifier(stream, device="cpu", cache_dir=tmp_path)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "damaged and begins anew" in caplog.text
+    assert "damaged and starts over" in caplog.text
     assert steps.done == EPOCHS * STEPS
     assert net.digest == trained_classifier(stream, device="cpu", cache_dir=tmp_path / "other").digest
     assert not kept.exists()
@@ -324,7 +323,7 @@ def test_a_damaged_training_begins_anew_with_a_warning(
 
 def test_what_is_left_of_a_training_that_is_over_is_removed(steps: Steps, tmp_path: Path) -> None:
     stream = bars()
-    kept = broken_off(stream, tmp_path, steps, 9)
+    kept = interrupted(stream, tmp_path, steps, 9)
     content = kept.read_bytes()
     trained_classifier(stream, device="cpu", cache_dir=tmp_path)
     kept.write_bytes(content)  # killed before it was removed
@@ -334,8 +333,15 @@ def test_what_is_left_of_a_training_that_is_over_is_removed(steps: Steps, tmp_pa
 
 
 def test_a_quick_training_writes_nothing_but_the_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classifier_training, "write_tensors", never)
+    written, really_write = list[str](), cache.write_cached
+
+    def write(path: Path, *arguments: Any, **about: Any) -> bool:
+        written.append(path.suffix)
+        return really_write(path, *arguments, **about)
+
+    monkeypatch.setattr(classifier_training, "write_cached", write)
     trained_classifier(bars(), device="cpu", cache_dir=tmp_path)
+    assert written == [".safetensors"]
 
 
 def test_the_environment_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +375,7 @@ def test_chunks_do_not_change_the_answer_nor_the_mode(monkeypatch: pytest.Monkey
     net = Classifier((8, 8), classes=range(3)).train()
     images = torch.rand(2, 50, 64, dtype=torch.float64)
     whole = net.logits(images)
-    monkeypatch.setattr(module, "_CPU_CHUNK_VALUES", 64 * 7)
+    monkeypatch.setattr(classifier, "_CPU_CHUNK_VALUES", 64 * 7)
     torch.testing.assert_close(net.logits(images), whole)
     assert net.training
     assert not whole.requires_grad
@@ -423,7 +429,7 @@ def test_two_processes_at_once_both_end_well(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np\n"
         "from boovae.data.tasks import Stream\n"
-        "from boovae.metrics.classifier_cache import trained_classifier\n"
+        "from boovae.metrics.classifier_training import trained_classifier\n"
         "noise = np.random.default_rng(0).random((2, 40, 8, 8)) / 2\n"
         "stream = Stream.from_tasks([noise[0], noise[1] + 0.5])\n"
         "print(trained_classifier(stream, device='cpu', cache_dir=sys.argv[1]).digest)\n"

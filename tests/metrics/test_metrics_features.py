@@ -16,7 +16,7 @@ from boovae.metrics import efficientnet, features
 from boovae.metrics.efficientnet import EfficientNetLite0, SameConv2d, folded
 from boovae.metrics.features import PictureFeatures, check_names, make_features
 from boovae.metrics.fidelity import kernel_distance
-from boovae.metrics.frechet import frechet_distances, joined, moments
+from boovae.metrics.frechet import combined, frechet_distances, moments
 from boovae.metrics.inception import Inception
 from boovae.metrics.reference import Reference
 
@@ -105,7 +105,10 @@ def test_inception_reads_the_usual_weights_file_and_refuses_others(tmp_path: Pat
 def test_inception_without_weights_says_where_to_put_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
     monkeypatch.setattr(features, "INCEPTION_MIRROR", "http://127.0.0.1:9/")
-    with pytest.raises(InputError, match=r"pt_inception-2015-12-05-6726825d\.pth is not on this disk[\s\S]*Put it at"):
+    with pytest.raises(
+        InputError,
+        match=r"pt_inception-2015-12-05-6726825d\.pth was not found and could not be downloaded[\s\S]*Put it at",
+    ):
         make_features("inception", (3, 32, 32), (-1.0, 1.0), CPU)
 
 
@@ -195,7 +198,7 @@ def test_any_torchscript_file_gives_features_under_its_own_name(tmp_path: Path) 
     images = 2 * torch.rand(5, 48) - 1
     torch.testing.assert_close(found.features(images), means().features(images))
     path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="no TorchScript file"):
+    with pytest.raises(InputError, match="not a TorchScript file"):
         make_features(f"torchscript:{path}", (3, 4, 4), (-1.0, 1.0), CPU)
 
 
@@ -276,7 +279,7 @@ def test_real_images_are_looked_at_once_and_again_only_if_they_change(
 def test_moments_of_parts_are_those_of_the_whole() -> None:
     parts = [torch.randn(n, 5) + n for n in (1, 7, 30)]
     whole = moments(torch.cat(parts))
-    found = joined([moments(part, least=1) for part in parts])
+    found = combined([moments(part, least=1) for part in parts])
     torch.testing.assert_close(found.mean, whole.mean)
     torch.testing.assert_close(found.covariance, whole.covariance)
     assert found.n == whole.n == 38

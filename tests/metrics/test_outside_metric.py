@@ -140,7 +140,7 @@ def test_a_name_that_nobody_has_is_refused_with_the_nearest(file: Path, tmp_path
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (('name = "mmd"', 'name = "nll"'), "'nll', which boovae has itself"),
+        (('name = "mmd"', 'name = "nll"'), "'nll', the name of a built-in metric"),
         (('name = "mmd"', 'name = "m m"'), "use letters, digits"),
         (("for x in context.samples])", "for x in context.samples[:1]])"), "it must have a number for each of 2 repl"),
     ],

@@ -138,7 +138,7 @@ def test_components_are_shown_where_the_flow_takes_them(digits: Stream) -> None:
         ({"method": "boo-flow+multihead"}, "one flow cannot follow"),
     ],
 )
-def test_what_makes_no_sense_with_a_flow_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_a_flow_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_method(tiny(method="boo-flow").changed(**changes))
 

@@ -157,7 +157,7 @@ def test_a_replica_stops_after_patience_and_one_epochs_without_a_new_best(patien
     assert control.epochs.tolist() == [patience + 2]
 
 
-def test_a_new_best_starts_the_waiting_anew() -> None:
+def test_a_new_best_resets_the_patience() -> None:
     control = Control(np.array([0.1]))
     for epoch, loss in enumerate([5.0, 6.0, 6.0, 6.0, 4.999999, 6.0, 6.0, 6.0]):
         note(control, [loss], epoch)
@@ -200,7 +200,7 @@ def test_epochs_that_do_not_count_do_not_stop_a_replica() -> None:
     assert note(control, [0.5], 20, counting=False) == [True]
 
 
-def test_a_loss_that_is_not_a_number_is_no_best() -> None:
+def test_a_nan_loss_is_never_the_best() -> None:
     control = Control(np.array([0.1]))
     assert note(control, [float("nan")], 0) == [False]
     assert note(control, [3.0], 1) == [True]
@@ -222,7 +222,7 @@ def test_a_diverging_replica_is_halved_twice_and_then_given_up() -> None:
 # --- across restarts ------------------------------------------------------------------------------------------------
 
 
-def test_control_survives_a_checkpoint_and_goes_on_the_same() -> None:
+def test_control_continues_the_same_after_a_checkpoint() -> None:
     losses = np.random.default_rng(0).normal(100, 5, size=(40, 3))
 
     def go(control: Control, epochs: range) -> Control:

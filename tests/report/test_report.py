@@ -247,7 +247,7 @@ def test_missing_things_are_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="empty is not a run folder"):
         write_report([tmp_path / "empty"])
     run = make_run(tmp_path / "run", tasks=1, epochs=1)
-    with pytest.raises(InputError, match="several runs need a file"):
+    with pytest.raises(InputError, match="a report about several runs needs a file"):
         write_report([run, run])
     with pytest.raises(InputError, match="is a folder: give the name of a file"):
         write_report([run], tmp_path)

@@ -184,7 +184,7 @@ def test_what_cannot_be_exported_is_said(
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(InputError, match=r"boovae\[onnx\]"):
         export(trainer, {}, tmp_path, "onnx")
-    with pytest.raises(InputError, match=r"method 'multihead' has a network per task: say which \(task\)"):
+    with pytest.raises(InputError, match=r"method 'multihead' has a network per task: choose one with task"):
         export(trained(tiny(method="multihead", tasks=1, epochs=1), digits), {}, tmp_path, "safetensors")
     with pytest.raises(InputError, match="no task is finished"):
         export(Trainer(tiny(), digits.spec), {}, tmp_path, "safetensors")

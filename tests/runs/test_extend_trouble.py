@@ -78,7 +78,7 @@ def test_another_extension_is_refused_while_one_is_unfinished(stopped: Path, dig
     before = content(stopped)
     other = write_npz(tmp_path / "other.npz", digits, [4])
     for data, name in ((other, None), (None, None), (f"npz:{tmp_path / 'elsewhere' / 'march.npz'}", "may")):
-        with pytest.raises(InputError, match="in the middle of learning 'march'"):
+        with pytest.raises(InputError, match="is still learning 'march'"):
             extend(stopped, data, name=name, metrics=NLL)
     assert content(stopped) == before
 

@@ -70,7 +70,7 @@ def test_a_collapsed_posterior(tmp_path: Path) -> None:
 def test_exploding_log_variance(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", tasks=2)
     text = kinds(changed(run, lambda e: e["posterior"].update(at_upper_limit=[[0.5] * 5, [0.2] * 5])))["log-variance"]
-    assert "up to 50.0 % of its values for task “digit 0” lie at the upper limit of --log-variance-range" in text
+    assert "up to 50.0 % of its values for task “digit 0” are at the upper limit of --log-variance-range" in text
     assert "--learning-rate" in text
 
 
@@ -135,14 +135,14 @@ def test_of_small_images_fewer_nats_are_much(tmp_path: Path) -> None:
     assert "an image costs 5.00 nats more than when it was learned (15.0)" in text
 
 
-def test_a_class_that_is_hardly_drawn_any_more(tmp_path: Path) -> None:
+def test_a_class_that_samples_rarely_show_any_more(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", tasks=2)
     run = changed(run, lambda e: e["diversity"].update(proportions=[[0.01, 0.99]] * 5))
     text = kinds(run)["missing"]
-    assert "hardly show “digit 0” any more: under 5.0 % of them each, where 50.0 % would be fair" in text
+    assert "rarely show “digit 0” any more: under 5.0 % of them each, where 50.0 % would be fair" in text
     assert "--boo-lambda" in text
     new = kinds(changed(run, lambda e: e["diversity"].update(proportions=[[0.99, 0.01]] * 5)))["missing"]
-    assert "hardly show “digit 1”, of the newest task" in new
+    assert "rarely show “digit 1”, of the newest task" in new
     assert "--boo-lambda" not in new  # which would hold it down
     weak = changed(run, lambda e: e["classifier"].update(accuracy=0.5))
     assert set(kinds(weak)) == {"classifier"}  # a weak classifier does not know who is missing

@@ -95,7 +95,7 @@ def test_a_recipe_keeps_what_else_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("epochs = 3\n", "'epochs' is no section"),
+        ("epochs = 3\n", "'epochs' is not a section"),
         ("[ewc\n", "recipe.toml (--recipe): Expected ']'"),
         ("[ewc]\nnothing = 1\n", "nothing"),
     ],
@@ -167,7 +167,7 @@ def test_tune_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     main(["tune", "ewc", *words, "--values", "1", "1000", "--replicas", "3", "--recipe", str(recipe), "--json"])
     said = capsys.readouterr()
     trials = json.loads(said.out)
-    assert "--replicas does not matter to tune: --seeds-each" in said.err
+    assert "tune ignores --replicas: --seeds-each" in said.err
     assert re.search(r"ewc_strength: (1 is the smallest|1000 is the largest) value tried", said.err)
     assert [len(trial["nll"]) for trial in trials] == [1, 1]
     assert [trial["value"] for trial in trials] == [1.0, 1000.0]

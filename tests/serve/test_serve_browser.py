@@ -104,7 +104,7 @@ def test_picking_a_task_and_a_component_changes_the_samples(open_page: Callable[
     longer = redrawn(page, of_component)
     assert len(longer) == 2 * len(of_component)
     assert longer[: len(of_component)] == of_component
-    page.get_by_role("button", name="Others").click()
+    page.get_by_role("button", name="New seed").click()
     others = redrawn(page, longer)
     page.get_by_label("seed").fill("0")
     page.keyboard.press("Tab")
@@ -145,7 +145,7 @@ def test_an_own_image_is_reconstructed_and_its_task_named(open_page: Callable[..
     file: Any = {"name": "own.png", "mimeType": "image/png", "buffer": picture(grey)}
     page.set_input_files("#file", file)
     page.wait_for_selector("#verdict:not([hidden])")
-    assert page.locator("#judgement").inner_text().startswith("Of all tasks it is most like ")
+    assert page.locator("#judgement").inner_text().startswith("It is most like ")
     assert page.locator("#bars li").count() == 2
     assert "log p(x) = −" in page.locator("#score").inner_text()
     seen, rebuilt = (str(page.locator(name).get_attribute("src")) for name in ("#seen", "#reconstruction"))

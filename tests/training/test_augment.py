@@ -157,6 +157,6 @@ def test_training_draws_deformed_images_and_scoring_does_not() -> None:
     ("shape", "binarize", "message"),
     [((64,), "none", "deform=0.1 needs pictures"), ((8, 8), "threshold", "use binarize='dynamic'")],
 )
-def test_deform_is_refused_where_it_makes_no_sense(shape: tuple[int, ...], binarize: str, message: str) -> None:
+def test_deform_is_refused_where_it_does_not_fit(shape: tuple[int, ...], binarize: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Trainer(resolve({"deform": 0.1}), ImageSpec(shape, binarize=binarize))

@@ -224,7 +224,7 @@ def test_a_foreign_checkpoint_with_numbers_of_an_unknown_type_is_refused(tmp_pat
         load_checkpoint(tmp_path)
 
 
-def test_saving_goes_on_after_a_damaged_one(tmp_path: Path) -> None:
+def test_saving_continues_after_a_damaged_one(tmp_path: Path) -> None:
     save_series(tmp_path, 2)
     truncate(newest(tmp_path, "json"))
     save_checkpoint(tmp_path, tensors_of(5.0), {"number": 5})
@@ -296,7 +296,7 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
 # --- the owner of a damaged one -------------------------------------------------------------------------------------
 
 
-def test_who_goes_on_after_a_damaged_checkpoint_has_two_whole_ones_again(tmp_path: Path) -> None:
+def test_continuing_after_a_damaged_checkpoint_leaves_two_intact_ones(tmp_path: Path) -> None:
     save_series(tmp_path, 2)
     (tmp_path / "1.safetensors").write_bytes(b"damaged")
     found = load_checkpoint(tmp_path)  # somebody who only looks

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from boovae.metrics.measure import evaluate
 from torch import Tensor
 
 from boovae.data import load_stream
 from boovae.errors import InputError
-from boovae.metrics.measure import evaluate
 from boovae.model.vae import VAE
 from boovae.replicas import stacked as replicas_module
 from boovae.replicas.randomness import Draw
@@ -43,7 +43,7 @@ def test_a_task_that_was_broken_off_is_not_taken_for_the_next_one() -> None:
     saved = {name: tensor.clone() for name, tensor in tensors.items()}
     with pytest.raises(KeyboardInterrupt):
         trainer.learn(second, Breaks())
-    with pytest.raises(InputError, match="was broken off in its middle: load_state"):
+    with pytest.raises(InputError, match="was interrupted: call load_state"):
         trainer.learn(second)
     again, clean = make_trainer(epochs=3), make_trainer(epochs=3)
     again.load_state(saved, record)
@@ -139,7 +139,7 @@ def test_without_warm_up_the_kl_weight_is_there_at_once() -> None:
     assert (terms["loss"] - terms["reconstruction"]) / terms["kl"] == pytest.approx(2.0, rel=1e-4)
 
 
-def test_dynamic_binarisation_is_drawn_anew_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_binarisation_is_drawn_again_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas_module, "STACK_LIMIT", 0)  # a loop shows plain tensors
     targets: list[Tensor] = []
     bound_at = VAE.bound_at
@@ -343,7 +343,7 @@ def test_a_run_keeps_to_the_tasks_and_the_kind_of_images_it_began_with(tmp_path:
     stream = load_stream("digits", limit=24)[:3]
     folder = train(settings, stream[:2], tmp_path / "run", device="cpu", metrics=("nll",))
     assert train(settings, stream[:2], folder, device="cpu", metrics=("nll",)) == folder  # it is finished
-    with pytest.raises(InputError, match="was begun with tasks 0, 1, not 0, 1, 2"):
+    with pytest.raises(InputError, match="was started with tasks 0, 1, not 0, 1, 2"):
         train(settings, stream, folder, device="cpu", metrics=("nll",))
     with pytest.raises(InputError, match="binarize is dynamic, but the images of digits are none"):
         train(tiny(tasks=None, binarize="dynamic"), stream, tmp_path / "other", device="cpu")

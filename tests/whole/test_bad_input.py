@@ -1,4 +1,4 @@
-"""Every row of docs/bad-input.md, made and handed in: it is refused with the words of the page, or works."""
+"""Every row of docs/bad-input.md, tried out: it is refused with the words of the page, or works."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import pytest
 import boovae.config.choose
 from boovae.cli.main import VERBS, main, parsed
 from boovae.methods import METHODS
+from boovae.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -65,12 +66,12 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyte
 
 @contextlib.contextmanager
 def executed(code: str, path: Path) -> Iterator[None]:
-    """Run code from a file; the methods that it registers are gone afterwards."""
+    """Run code from a file; the methods and metrics that it registers are gone afterwards."""
     path.write_text(code, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    before = dict(METHODS)
+    before = [(known, dict(known)) for known in (METHODS, METRICS)]
     with pytest.MonkeyPatch.context() as patch:
         module = importlib.util.module_from_spec(spec)
         patch.setitem(sys.modules, path.stem, module)  # a dataclass looks up where it was made
@@ -78,8 +79,9 @@ def executed(code: str, path: Path) -> Iterator[None]:
             spec.loader.exec_module(module)
             yield
         finally:
-            METHODS.clear()
-            METHODS.update(before)
+            for known, old in before:
+                known.clear()
+                known.update(old)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]], ids=named)

@@ -1,8 +1,8 @@
 """The cells of a bench: which runs it needs, and what each is called.
 
 A cell is a run. Its folder is named by a hash of its configuration, so that the same cell of two benches is one run.
-Beside the folder `NAME/` lie `NAME.json`, what the cell has measured, written once it is finished; `NAME.lock`, held by
-the process that works on it; and `NAME.log`, what that process had to say.
+Next to the folder `NAME/` are `NAME.json` (the measurements, written when the cell is finished), `NAME.lock` (held by
+the process that works on the cell) and `NAME.log` (the output of that process).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from boovae.config import Settings, folder_name
 from boovae.config.resolve import refuse_foreign
 from boovae.errors import InputError
 
-#: After how many tasks `joint`, which starts afresh at every task, is trained; of faces, which are few, after each.
+#: Numbers of tasks that `joint`, which starts from scratch each time, is trained on; face datasets have few tasks: all.
 JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
-#: What a bench is told by flags: all its columns have the same, so neither a file nor a variant can say it.
+#: Settings that are flags of the bench: all columns share them, so neither a file nor a variant can set them.
 BY_ARGUMENT = {"dataset": "{datasets}", "method": "{methods}"} | {
     name: f"{{{name}}}" for name in ("tasks", "replicas", "seed")
 }
@@ -36,34 +36,34 @@ class Cell:
     label: str
     settings: Settings
 
-    @cached_property  # asked for at every look at a bench, and it may read a file
+    @cached_property  # read at every poll of a bench, and it may have to open a file
     def name(self) -> str:
-        """The name of its folder; a method from outside the package has another once its file has changed."""
+        """The name of its folder; for a method from outside the package it changes when the file of the method does."""
         from boovae.methods import outside_digest
 
         return "-".join(filter(None, (folder_name(self.settings), outside_digest(self.settings.method))))
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """The name shown to users."""
         return f"{self.settings.data.dataset} {self.label}" + (
             f" at {self.tasks}" if self.settings.method == "joint" else ""
         )
 
     @property
     def together(self) -> int:
-        """How many tasks of a bench one of its own is: `joint` learns them all at once, as classes of one."""
+        """How many tasks of the bench each task covers: `joint` learns them all as the classes of one task."""
         return self.settings.data.classes_per_task if self.settings.method == "joint" else 1
 
     @property
     def tasks(self) -> int:
-        """How many tasks it has seen in the end."""
+        """How many tasks of the bench it has seen at the end."""
         return (self.settings.data.tasks or 1) * self.together
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method of a bench: its label, its name, and settings that differ from the usual ones."""
+    """A method in a bench: its label, its name, and the settings that it changes."""
 
     label: str
     method: str
@@ -83,17 +83,17 @@ class Variant:
             name, given, value = part.partition("=")
             name = name.strip().replace("-", "_")
             if not given:
-                raise InputError(f"{{methods}} {text}: '{part}' is no setting; write NAME=METHOD:setting=value")
+                raise InputError(f"{{methods}} {text}: '{part}' is not a setting; write NAME=METHOD:setting=value")
             if name in changes:
-                raise InputError(f"{{methods}} {text}: {name} is there twice")
+                raise InputError(f"{{methods}} {text}: {name} is given twice")
             changes[name] = _value(value.strip())
         for name in filter(changes.__contains__, BY_ARGUMENT):
             raise InputError(
-                f"{{methods}} {text}: {name} is no setting of a variant; a bench takes {BY_ARGUMENT[name]}"
+                f"{{methods}} {text}: {name} cannot be set in a variant; a bench takes {BY_ARGUMENT[name]}"
             )
         if "|" in label or label.startswith("#") or not label.isprintable():
             raise InputError(
-                f"{{methods}} {text!r}: a name becomes the head of a column: printable, without '|', no '#' first"
+                f"{{methods}} {text!r}: a name becomes a column header: use printable characters, no '|', no '#' first"
             )
         if not label.strip() or (named and not method) or (changes and not named):
             raise InputError(f"{{methods}} {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
@@ -115,10 +115,10 @@ def plan(
     tasks: int,
     joint_tasks: Sequence[int] | None = None,
 ) -> list[Cell]:
-    """Return the cells of datasets x methods; every name and setting is checked before anything is trained.
+    """Return the cells of datasets x methods; check every name and setting before anything is trained.
 
-    `given` holds in every cell, strengths of a method in its own. `joint` becomes a run for each number of tasks:
-    `joint_tasks`, or the usual ones.
+    `given` applies to every cell whose method reads it. `joint` gets one run for each number in `joint_tasks`, or for
+    each of the usual ones.
     """
     from boovae.data import DATASETS, PATH_FORMS
     from boovae.data.datasets import unknown_dataset
@@ -145,7 +145,7 @@ def plan(
 
 
 def _variants(methods: Sequence[str]) -> list[Variant]:
-    """Return what `--methods` names, each under a name of its own."""
+    """Return the variants that `--methods` lists; their labels must differ."""
     from boovae.methods import REGISTRY, is_method
 
     variants = [Variant.parse(text) for text in methods]
@@ -157,18 +157,18 @@ def _variants(methods: Sequence[str]) -> list[Variant]:
     for variant in variants:
         try:
             refuse_foreign(variant.changes, variant.method, REGISTRY)
-        except InputError as error:  # its settings are no flags of a bench
+        except InputError as error:  # keep the Python spelling: settings of a variant are not flags
             raise InputError(f"{{methods}} {variant.label}: {error}") from error
         if variant.label != variant.method and is_method(variant.label):
             raise InputError(
-                f"{{methods}}: '{variant.label}' is a method, and the variant of that name is {variant.method}; tables "
-                "would compare it with other numbers of the paper: choose another name"
+                f"{{methods}}: '{variant.label}' is the name of a method, but this variant is {variant.method}; tables "
+                "would put the wrong numbers of the paper beside it: choose another name"
             )
     return variants
 
 
 def _check_tasks(cell: Cell, classes: Sequence[str]) -> None:
-    """Refuse more tasks than the classes make; the last task may have fewer of them than the others."""
+    """Refuse more tasks than the classes allow; the last task may have fewer classes than the others."""
     settings = cell.settings
     count = len(settings.data.class_order or classes)
     joint = settings.method == "joint"
@@ -188,7 +188,7 @@ def _cells(
         return
     for name in ("classes_per_task", "tasks"):
         if name in variant.changes or (name != "tasks" and name in given):
-            raise InputError(f"{name} cannot be set for joint: a bench has it learn all classes as one task")
+            raise InputError(f"{name} cannot be set for joint: in a bench it learns all classes as one task")
     components = schedule(named, given).model.components
     for tasks in _joint_tasks(dataset, given["tasks"], joint_tasks):
         together = {"classes_per_task": tasks, "tasks": 1, "components": components * tasks}
@@ -196,20 +196,22 @@ def _cells(
 
 
 def _joint_tasks(dataset: str, most: int, asked: Sequence[int] | None) -> list[int]:
-    """Return after how many tasks `joint` is trained: those asked for, or the usual ones and the last."""
+    """Return the numbers of tasks to train `joint` on: those given, or the usual ones and the last."""
     if asked is None:
         usual = JOINT_FACES if dataset in FACES else JOINT_TASKS
         return sorted({count for count in usual if count < most} | {most})
     for count in asked:
         if not 1 <= count <= most:
-            raise InputError(f"{{joint_tasks}} has {count}: there are {most} tasks of {dataset} here; use 1 to {most}")
+            raise InputError(
+                f"{{joint_tasks}} has {count}, but this bench of {dataset} has {most} tasks; use 1 to {most}"
+            )
     return sorted(set(asked))
 
 
 def schedule(named: Mapping[str, Any], common: Mapping[str, Any] = MappingProxyType({})) -> Settings:
-    """Return the settings of a cell: the paper's epochs and early stopping, but `distill` has its own recipe.
+    """Return the settings of a cell: the paper's epochs and early stopping, or for `distill` its own recipe.
 
-    `common` holds in all cells, as far as their methods read it.
+    `common` applies to all cells; settings that a method does not read are left out.
     """
     from boovae.methods import resolve
 

@@ -1,7 +1,7 @@
 """Where cells are computed: processes on this machine, a Ray cluster, or Slurm.
 
-An executor is handed a job and asked later how it went. Skipping, resuming and locking belong to the cell's folder
-(`worker.py`), so all executors behave the same; a worker that is lost answers "lost", and its cell is run again.
+An executor takes a job and is polled for the answer. Skipping, resuming and locking happen in the cell's folder
+(`worker.py`), so all executors behave the same. The answer of a lost worker is "lost", and its cell runs again.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ from boovae.bench.request import BenchOptions, Request
 from boovae.bench.worker import Answer, Job, work
 from boovae.errors import InputError
 
-#: Where this package lies: a worker imports the same one, installed or not.
+#: The folder that holds this package: workers import the same copy, installed or not.
 SOURCE = Path(boovae.__file__).parents[1]
-#: Which executor alone reads a flag.
+#: Flags that only one executor reads.
 READER = {"address": "ray", "partition": "slurm", "minutes": "slurm"}
-#: Minutes of a job of Slurm, if not told otherwise.
+#: Default time limit of a Slurm job, in minutes.
 MINUTES = 60
-#: Seconds that a Ray cluster has to take a connection; Ray itself would wait for ten minutes.
+#: Seconds to wait for a connection to a Ray cluster; Ray itself would wait ten minutes.
 CONNECT = 5.0
 
 
 class Handle(Protocol):
-    """A job that was handed over."""
+    """A submitted job."""
 
     def poll(self) -> Answer | None:
-        """Return how the job ended; None while it has not."""
+        """Return the job's answer; None while it runs."""
 
     def cancel(self) -> None:
-        """Ask the worker to stop where it is."""
+        """Ask the worker to stop."""
 
 
 class Executor(Protocol):
-    """Does jobs; at most `slots` of them are handed over at once."""
+    """Runs jobs; the bench submits at most `slots` of them at a time."""
 
     slots: int
 
     def submit(self, job: Job) -> Handle:
-        """Hand a job over."""
+        """Start or queue a job."""
 
     def close(self) -> None:
-        """Let go of what the executor holds; cancelled jobs may end first."""
+        """Release what the executor holds; cancelled jobs may end first."""
 
 
 # --- this machine ---------------------------------------------------------------------------------------------------
 
 
 class Local:
-    """A process per cell: one per GPU, or more with a share of it each; without GPUs one per core."""
+    """A process per cell: one per GPU, or several that share it; without GPUs, one per core."""
 
     def __init__(self, device: str, workers: int | None = None, gpus: float | None = None) -> None:
         self._places = _places(device)
         cores = _cores()
         share = min(gpus or 1.0, 1.0)
-        # A third may be written 0.34.
+        # Tolerate rounding: a third may be written 0.34.
         fitting = len(self._places) * int(1 / share + 0.1) if self._places else cores
         self.slots = workers or fitting
         self._threads = str(max(1, cores // self.slots))
         self._running: list[_Process] = []
 
     def submit(self, job: Job) -> Handle:
-        """Start a process, on the GPU that has the fewest."""
+        """Start a process on the GPU that has the fewest."""
         self._running = [process for process in self._running if process.running]
         environment = {"OMP_NUM_THREADS": self._threads, **os.environ, "PYTHONPATH": _search_path()}
         place = None
@@ -86,13 +86,13 @@ class Local:
         return process
 
     def close(self) -> None:
-        """Wait for processes that were asked to stop; they write a checkpoint first."""
+        """Wait for the processes that were asked to stop; they write a checkpoint first."""
         for process in self._running:
             process.wait()
 
 
 class _Process:
-    """A cell in a process of its own. Should the bench die, the process goes on and keeps its cell locked."""
+    """A cell in its own process. If the bench dies, the process continues and keeps its cell locked."""
 
     def __init__(self, job: Job, environment: dict[str, str], place: str | None) -> None:
         self.place = place
@@ -108,7 +108,7 @@ class _Process:
         return self._process.poll() is None
 
     def poll(self) -> Answer | None:
-        """Return the answer that the process has printed; one that printed none has died."""
+        """Return the answer that the process printed; if it printed none, it died."""
         if self.running:
             return None
         output, _ = self._process.communicate()
@@ -121,7 +121,7 @@ class _Process:
         return {"state": "failed", "error": f"its process ended with code {code}"}
 
     def cancel(self) -> None:
-        """Let the run write a checkpoint and end."""
+        """Terminate the process; the run writes a checkpoint before it ends."""
         if self.running:
             self._process.terminate()
 
@@ -131,7 +131,7 @@ class _Process:
 
 
 def _places(device: str) -> list[str]:
-    """Return the GPUs to spread over, as CUDA_VISIBLE_DEVICES names them; none for one device that was named."""
+    """Return the GPUs to use, as CUDA_VISIBLE_DEVICES names them; none if the user chose one device."""
     import torch
 
     if device not in ("auto", "cuda") or not torch.cuda.is_available():
@@ -154,9 +154,9 @@ def _search_path() -> str:
 
 @dataclass
 class Remote:
-    """A job on a cluster: `result` raises `failed` where the work has raised, `lost` where the worker is gone.
+    """A job on a cluster: `result` raises `failed` if the work raised an error, and `lost` if the worker is gone.
 
-    A worker is gone that was killed or is out of time, or whose machine is.
+    A worker is gone if it was killed, ran out of time, or was on a machine that went down.
     """
 
     done: Callable[[], bool]
@@ -166,7 +166,7 @@ class Remote:
     lost: type[Exception]
 
     def poll(self) -> Answer | None:
-        """Return the job's answer; None while it works."""
+        """Return the job's answer; None while it runs."""
         if not self.done():
             return None
         try:
@@ -182,7 +182,7 @@ class Remote:
 
 
 class Ray:
-    """Tasks of a Ray cluster, with a share of a GPU each; without an address one is started on this machine."""
+    """Tasks of a Ray cluster, each with a share of a GPU; without an address, start a cluster on this machine."""
 
     def __init__(self, slots: int, address: str | None = None, device: str = "auto", gpus: float | None = None) -> None:
         ray = self._ray = _imported("ray", "ray")
@@ -199,7 +199,7 @@ class Ray:
         wanted = (1.0 if gpus is None else gpus) if there else 0.0
         variables = {"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         variables |= {name: value for name, value in os.environ.items() if name.startswith("BOOVAE_")}
-        # A fresh process for every cell, and our own count of lost workers: a cell behaves as under any executor.
+        # Use a fresh process for every cell and count lost workers ourselves, as with the other executors.
         options = {"num_cpus": 1, "num_gpus": wanted, "max_retries": 0, "max_calls": 1}
         self._work = ray.remote(**options, runtime_env={"env_vars": variables})(work)
 
@@ -216,13 +216,13 @@ class Ray:
         )
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Leave the cluster; shut it down if it was started here."""
         if self._ours:
             self._ray.shutdown()
 
 
 def _check_listening(address: str | None) -> None:
-    """Refuse an address HOST:PORT, perhaps with ray:// before it, where nobody listens; others are Ray's to judge."""
+    """Refuse an address HOST:PORT, with or without ray://, where nobody listens; Ray checks all other addresses."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return
@@ -243,7 +243,7 @@ def _no_cluster(address: str | None, error: Exception) -> InputError:
 
 
 class Slurm:
-    """A job of Slurm for every cell, by submitit; `cluster` local runs the same as processes here."""
+    """A Slurm job per cell, through submitit; `cluster="local"` runs the jobs as processes on this machine."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class Slurm:
             self._executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
         except RuntimeError as error:
             raise InputError(f"{{executor}} slurm: {error}; is this a machine that can submit jobs?") from error
-        whole = 0 if device == "cpu" else max(1, round(gpus or 1))  # Slurm gives whole GPUs
+        whole = 0 if device == "cpu" else max(1, round(gpus or 1))  # Slurm allocates whole GPUs
         options = {"slurm_partition": partition} if partition else {}
         self._executor.update_parameters(
             name="boovae", timeout_min=minutes, cpus_per_task=2, gpus_per_node=whole, **options
@@ -275,14 +275,14 @@ class Slurm:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 # --- choosing one ---------------------------------------------------------------------------------------------------
 
 
 def check_executor(arguments: BenchOptions) -> None:
-    """Refuse flags that the executor does not read, and numbers that make no sense."""
+    """Refuse flags that the executor does not read, and numbers that are not positive."""
     for name, executor in READER.items():
         if getattr(arguments, name) is not None and arguments.executor != executor:
             raise InputError(f"{{{name}}} is for {{executor={executor}}}; add it, or leave {{{name}}} out")
@@ -293,7 +293,7 @@ def check_executor(arguments: BenchOptions) -> None:
 
 
 def make_executor(request: Request, cells: int) -> Executor:
-    """Return the executor that a request names, for this many cells."""
+    """Return the executor that a request names, with slots for `cells` cells."""
     slots = request.workers or max(cells, 1)
     if request.executor == "ray":
         return Ray(slots, request.address, request.device, request.gpus)

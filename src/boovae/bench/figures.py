@@ -1,7 +1,7 @@
 """Curves over tasks, a panel for every task, samples and components on one sheet, and the small pictures of a record.
 
-Whatever the dataset, only what a decoder has made is kept in a record: never a real image, nor a pseudo-input, which
-may start at one and stay near it.
+A record keeps only pictures that a decoder made: never a real image, nor a pseudo-input, which may be initialised with
+one and stay close to it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from PIL.Image import Image
 
-#: A metric's numbers per task: what they are called in the CSV files and on a chart.
+#: Metrics with a number per task: its name in the CSV files and on a chart.
 PER_TASK = {"nll": ("nll", "NLL, nats"), "diversity": ("diversity_term", "diversity term")}
 WIDTH, HEIGHT, LEGEND = 360, 210, 20  # of a chart on a sheet, and of a line of its legend
 PER_ROW = 5  # entries of a legend in a row
-LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels; a longer label has more
-#: Rows and columns of a run's grid of samples that are kept, and how many it has.
+LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels; longer labels get more
+#: Rows and columns that are kept of a run's grid of samples, and how many the grid has.
 SAMPLES, GRID = 4, 8
-#: Pixels from which a picture is halved.
+#: Width in pixels above which a picture is halved.
 LARGE = 200
-#: Components of a task that are kept, the heaviest: those that stand for many images.
+#: Components kept per task: the heaviest, which stand for the most images.
 LEARNED = 10
 
 
 def line(points: Sequence[tuple[float, Spread]], colour: int, dashed: bool = False) -> Series:
-    """Return a line through means with a band of one deviation; a single seed has no band."""
+    """Return a line through the means with a band of one standard deviation; a single seed has no band."""
     x = np.array([at for at, _ in points], dtype=np.float64)
     y = np.array([spread.mean for _, spread in points], dtype=np.float64)
     band = np.nan_to_num(np.array([spread.std for _, spread in points], dtype=np.float64))
@@ -54,9 +54,9 @@ def line(points: Sequence[tuple[float, Spread]], colour: int, dashed: bool = Fal
 
 
 def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Markup]:
-    """Draw a metric over the tasks seen, as we measured it and, if wanted, as the paper prints it.
+    """Draw a metric over the tasks seen, as we measured it and, if `paper`, as the paper prints it.
 
-    Where the two can be compared they have the same axes.
+    The two charts share their axes if they are comparable.
     """
     name, counts = dataset_title(measured.dataset), rows_of(measured, metric)
     printed = beside(measured, metric) if paper else {}
@@ -76,7 +76,7 @@ def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Marku
 
 
 def panels(measured: Measured, metric: str) -> list[Markup]:
-    """Draw a panel for every task: how its number goes on while later tasks are learned."""
+    """Draw a panel for every task: its number while later tasks are learned."""
     if metric not in PER_TASK:
         return []
     column, title = PER_TASK[metric]
@@ -86,7 +86,7 @@ def panels(measured: Measured, metric: str) -> list[Markup]:
         lines = [
             _over_tasks(measured, label, counts, column, colour, task) for colour, label in enumerate(measured.labels)
         ]
-        plain = name.replace("$", r"\$")  # no formula
+        plain = name.replace("$", r"\$")  # not a formula
         charts.append(
             chart(lines, f"{title}: task “{plain}”", "tasks seen", salt=measured.dataset, wide=metric == "nll")
         )
@@ -101,7 +101,7 @@ def _over_tasks(
 
 
 def sheet(charts: Sequence[str], legend: Sequence[str], columns: int = 2) -> bytes:
-    """Lay charts out in one SVG file that stands alone, with a legend above and the page's light colours."""
+    """Put charts into one standalone SVG file, with a legend on top and the light colours of the page."""
     rows = -(-len(charts) // columns)
     top = LEGEND * (-(-len(legend) // PER_ROW)) + 10
     width, height = WIDTH * columns, top + HEIGHT * rows
@@ -134,7 +134,7 @@ def _legend(labels: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _colours() -> str:
-    """Return the report's light colours, for a file that has no page around it."""
+    """Return the report's light colours, for a file without a page around it."""
     style = resources.files("boovae.report").joinpath("style.css").read_text(encoding="utf-8")
     light = style[: style.index("@media")]
     names = " ".join(re.findall(r"--(?:s\d|rule|card|ink): #[0-9a-f]+;", light))
@@ -156,7 +156,7 @@ def samples(measured: Measured) -> Grid | None:
 
 
 def learned(measured: Measured) -> Grid | None:
-    """Return what the decoders make of learned components: a row per method and task; None without any."""
+    """Return the decoded components, a row per method and task; None if there are none."""
     rows = [
         [f"{cell.label}, {name}", *pictures]
         for cell, summary in measured.cells
@@ -165,31 +165,28 @@ def learned(measured: Measured) -> Grid | None:
     return Grid([], rows) if rows else None
 
 
-def laid_out(sheet: Grid) -> bytes:
-    """Lay pictures out as PNG; they stand apart where their columns have a head."""
+def as_png(shown: Grid) -> bytes:
+    """Lay out the pictures of a grid as PNG; leave gaps between columns if the grid has a header."""
     from PIL import Image, ImageDraw
     from PIL.ImageFont import load_default
 
     font = load_default(13)
-    labels = [row[0] for row in sheet.rows]
-    rows = [[opened(text) if text else None for text in row[1:]] for row in sheet.rows]
-    drawn = [picture for row in rows for picture in row if picture]
-    apart, top = (GAP, LABEL_HEIGHT) if sheet.head else (0, 0)
-    wide, high = (max(getattr(picture, side) for picture in drawn) for side in ("width", "height"))
-    wide, high = wide + apart, high + GAP
-    left = max(LABEL_WIDTH, *(math.ceil(font.getlength(label)) + 2 * GAP for label in labels))
-    grey = bool(sheet.head) and all(picture.mode == "L" for picture in drawn)
-    size = left + wide * (len(sheet.head[1:]) or LEARNED), top + high * len(rows)
+    left = max(LABEL_WIDTH, *(math.ceil(font.getlength(row[0])) + 2 * GAP for row in shown.rows))
+    gap, top = (GAP, LABEL_HEIGHT) if shown.head else (0, 0)
+    pictures = _opened(shown)
+    width = max(picture.width for picture in pictures.values()) + gap
+    height = max(picture.height for picture in pictures.values()) + GAP
+    grey = bool(shown.head) and all(picture.mode == "L" for picture in pictures.values())
+    size = left + width * (len(shown.head[1:]) or LEARNED), top + height * len(shown.rows)
     whole = Image.new("L" if grey else "RGB", size, "white")
+    for (row, column), picture in pictures.items():
+        whole.paste(picture, (left + column * width, top + row * height))
     pen = ImageDraw.Draw(whole)
-    for column, text in enumerate(sheet.head):
-        pen.text((left + (column - 1) * wide if column else GAP, 4), text, fill="black", font=font)
-    for place, (label, row) in enumerate(zip(labels, rows, strict=True)):
-        down = top + place * high
-        pen.text((GAP, down + (high - GAP + apart) // 2 - 8), label, fill="black", font=font)
-        for column, picture in enumerate(row):
-            if picture:
-                whole.paste(picture, (left + column * wide, down))
+    for column, text in enumerate(shown.head):
+        pen.text((left + (column - 1) * width if column else GAP, 4), text, fill="black", font=font)
+    middle = top + (height - GAP + gap) // 2 - 8
+    for row, (label, *_) in enumerate(shown.rows):
+        pen.text((GAP, middle + row * height), label, fill="black", font=font)
     return png(whole)
 
 
@@ -202,7 +199,7 @@ def sample_pictures(run: Path, tasks: int) -> list[str]:
 
 
 def component_pictures(run: Path) -> dict[str, list[str]]:
-    """Return what the decoder makes of each task's heaviest components, as PNG in base64, by the name of the task."""
+    """Return the heaviest components of each task, decoded, as PNG in base64, by the name of the task."""
     path = RunFolder(run).components
     found: dict[str, list[dict[str, Any]]] = {}
     for component in json.loads(path.read_text(encoding="utf-8"))["components"] if path.is_file() else ():
@@ -212,15 +209,20 @@ def component_pictures(run: Path) -> dict[str, list[str]]:
     return {name: [one["decoded"] for one in components[:LEARNED]] for name, components in found.items()}
 
 
-def opened(picture: str) -> Image:
-    """Return a picture of a record."""
+def _opened(shown: Grid) -> dict[tuple[int, int], Image]:
+    """Decode the pictures of a grid, by row and column."""
     from PIL import Image
 
-    return Image.open(io.BytesIO(base64.b64decode(picture)))
+    return {
+        (row, column): Image.open(io.BytesIO(base64.b64decode(text)))
+        for row, texts in enumerate(shown.rows)
+        for column, text in enumerate(texts[1:])
+        if text
+    }
 
 
 def _few(picture: Image) -> Image:
-    """Return the upper left of a grid of samples, smaller if it is large."""
+    """Return the top left part of a grid of samples, at half size if it is large."""
     box = (0, 0, picture.width * SAMPLES // GRID, picture.height * SAMPLES // GRID)
     few = (picture if picture.mode == "L" else picture.convert("RGB")).crop(box)
     return few.reduce(2) if few.width > LARGE else few

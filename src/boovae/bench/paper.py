@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from boovae.bench import cells as grid
-from boovae.bench.figures import PER_TASK, curves, laid_out, learned, panels, samples, write_sheet
+from boovae.bench.figures import PER_TASK, as_png, curves, learned, panels, samples, write_sheet
 from boovae.bench.paper_tables import (
     HEAD,
     Comparison,
@@ -26,8 +26,8 @@ from boovae.report.outputs import write_rows
 
 HOW = "The band is one standard deviation over the seeds; lower is better."
 HOW_DIFFERENCES = (
-    "Mean of the differences after the last task and the interval that holds 95 % of its bootstrap over seeds; "
-    "negative: the first method is better."
+    "Mean of the differences after the last task and its 95 % bootstrap interval over seeds; negative: the first "
+    "method is better."
 )
 HOW_PANELS = {
     "nll": "One panel per task, from the moment it was learned: a line that rises is forgetting.",
@@ -36,19 +36,19 @@ HOW_PANELS = {
 #: Name and title of pictures, and how to read them.
 SAMPLES = (
     "samples",
-    "What each method draws",
-    "Samples of the first seed, a row per method, a column per number of tasks seen; the same random numbers "
-    "everywhere in a row.",
+    "Samples of each method",
+    "Samples of the first seed: a row per method, a column per number of tasks seen. All samples in a row use the "
+    "same random numbers.",
 )
 COMPONENTS = (
     "components",
-    "What components stand for",
-    "What the decoder of the first seed makes, after the last task, of the heaviest components of each task.",
+    "Learned components",
+    "The heaviest components of each task after the last task, decoded; first seed.",
 )
 
 
 class Paper:
-    """Every method of the paper's table for a dataset, unless others are named."""
+    """The methods of the paper's table for each dataset, unless others are named."""
 
     title = "The paper's tables, measured"
     datasets = DATASETS
@@ -64,16 +64,16 @@ class Paper:
             wanted = grid.plan([dataset], methods, request.given, tasks, request.joint_tasks)
             known = {cell.name for cell in wanted}
             cells += wanted + [
-                cell for cell in _joint_there(request, dataset, methods, tasks) if cell.name not in known
+                cell for cell in _finished_joint(request, dataset, methods, tasks) if cell.name not in known
             ]
         return cells
 
     def findings(self, request: Request, measured: Sequence[Measured]) -> dict[str, str]:
-        """Say where we stand against the paper."""
+        """Compare our numbers with the paper's."""
         return findings(measured, request.shown)
 
     def write_tables(self, request: Request, measured: Sequence[Measured]) -> Section | None:
-        """Write the tables beside the paper's and the differences by seed, and return the latter for the page."""
+        """Write our tables beside the paper's, and the differences by seed; return the differences for the page."""
         folder = request.results
         for metric in request.shown:
             tables = [table(each, metric) for each in measured]
@@ -95,7 +95,7 @@ class Paper:
         return Section("grid", "differences", "", "Method against method, seed by seed", HOW_DIFFERENCES, shown)
 
     def chapter(self, request: Request, measured: Measured) -> Chapter:
-        """Write the figures of a dataset, and return all that the page shows of it."""
+        """Write the figures of a dataset; return its chapter of the page."""
         folder, stem, metrics = request.results, file_name(measured.dataset), request.shown
         tables = [(metric, table(measured, metric)) for metric in metrics]
         found = [Section("table", metric, f"{title_of(metric)} table", one.title, "", one) for metric, one in tables]
@@ -112,7 +112,7 @@ class Paper:
             found.append(Section("charts", name, short, title, HOW_PANELS[metric], by_task, folded=True))
         for section in (_pictures(samples(measured), *SAMPLES), _pictures(learned(measured), *COMPONENTS, folded=True)):
             if section.content:
-                write_file(folder / f"{stem}_{section.name}.png", laid_out(section.content))
+                write_file(folder / f"{stem}_{section.name}.png", as_png(section.content))
                 found.append(section)
         made_with = measured.made_with(request.command)
         return Chapter(stem, dataset_title(measured.dataset), measured.labels, found, made_with)
@@ -122,8 +122,8 @@ def _pictures(shown: Grid | None, name: str, title: str, how: str, *, folded: bo
     return Section("pictures", name, name, title, how, shown, folded)
 
 
-def _joint_there(request: Request, dataset: str, methods: Sequence[str], tasks: int) -> list[grid.Cell]:
-    """Return what is finished of `joint`, if nobody said after how many tasks: more than the usual is welcome."""
+def _finished_joint(request: Request, dataset: str, methods: Sequence[str], tasks: int) -> list[grid.Cell]:
+    """Return the finished cells of `joint` on any number of tasks; none if `--joint-tasks` chooses them."""
     joints = [text for text in methods if grid.Variant.parse(text).method == "joint"]
     if request.joint_tasks is not None or not joints:
         return []

@@ -1,4 +1,4 @@
-"""The paper's tables with our number and the paper's in each cell, method against method, and all that in short."""
+"""The paper's tables with our number and the paper's in each cell, comparisons of methods, and findings."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from boovae.bench.results import Measured, Spread, paired
 
 TITLES = {"nll": "NLL", "diversity": "Diversity", "fid": "FID"}
 Better = Literal["ours", "paper", "same", ""]
-#: What stands above tables and charts whose numbers cannot be held against the paper's.
+#: Shown above tables and charts whose numbers cannot be compared with the paper's.
 NOT_COMPARABLE = (
     "The paper's numbers are FIDs, on Inception features and all images: they cannot be compared with ours, only the "
     "order of the methods can."
 )
 #: Columns of a table as CSV.
 HEAD = ("dataset", "method", "tasks_seen", "mean", "std", "seeds", "paper_mean", "paper_std", "better")
-#: A diversity cell also counts as reached where it is as near to the joint model's, measured by the same classifier.
+#: A diversity cell also counts as reached if it is this close to the joint model's, measured by the same classifier.
 NEAR_JOINT = 0.01
-#: Methods that are compared with all others, seed by seed.
+#: Methods that are compared with every other, seed by seed.
 COMPARED = ("boo", "boo+distill")
-#: The methods of the paper that have a network per task.
+#: Methods of the paper that have a network per task.
 SEVERAL_NETWORKS = ("multihead", "multihead+ewc")
-#: How far above the joint model's a distance of our default may lie.
+#: How many times the joint model's distance our default's may be.
 NEAR_JOINT_DISTANCE = 1.1
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Texts, or pictures as PNG in base64, in rows that begin with a label; the column `strong` stands out."""
+    """Texts, or pictures as PNG in base64, in rows that begin with a label; the column `strong` is emphasised."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -56,7 +56,7 @@ def as_markdown(head: str, rows: Iterable[Sequence[object]]) -> str:
 
 
 def title_of(metric: str) -> str:
-    """Return what a person calls a metric; a distance carries the name of its features.
+    """Return the display name of a metric; that of a distance includes the name of its features.
 
     >>> title_of("nll"), title_of("frechet_classifier")
     ('NLL', 'Fréchet distance (classifier)')
@@ -67,7 +67,7 @@ def title_of(metric: str) -> str:
 def rows_of(measured: Measured, metric: str) -> range:
     """Return the numbers of tasks that a table has rows for, as in the paper.
 
-    The tables of grey images begin with two tasks, that of faces with one; but diversity says nothing of one class.
+    The tables of grey images start at two tasks, that of faces at one. The diversity of a single class means nothing.
     """
     alone = is_distance(metric) or (measured.dataset in FACES and metric == "nll")
     return range(1 if alone else min(2, measured.tasks), measured.tasks + 1)
@@ -75,7 +75,7 @@ def rows_of(measured: Measured, metric: str) -> range:
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell of a table: what we measured, what the paper prints, and who is better (lower)."""
+    """A cell of a table: our number, the paper's, and which is better (lower)."""
 
     ours: Spread | None
     paper: Printed | None
@@ -84,7 +84,7 @@ class Entry:
 
     @property
     def better(self) -> Better:
-        """Whose mean is lower, at the decimals the paper prints; empty where that means nothing."""
+        """Whose mean is lower at the paper's precision; empty if the two cannot be compared."""
         if self.ours is None or self.paper is None or not self.comparable:
             return ""
         difference = round(self.ours.mean, self.decimals) - self.paper.mean
@@ -94,12 +94,12 @@ class Entry:
 
     @property
     def texts(self) -> tuple[str, str]:
-        """Our number and the paper's, as the paper prints them: mean (standard deviation); empty without one."""
+        """Our number and the paper's in the paper's format, mean (standard deviation); empty if missing."""
         return _printed(self.ours, self.decimals), self.paper.text if self.paper else ""
 
     @property
     def markdown(self) -> str:
-        """Both numbers, the better one bold."""
+        """Both numbers, with the better one in bold."""
         ours, paper = self.texts
         if self.better in ("ours", "same"):
             ours = f"**{ours}**"
@@ -137,7 +137,7 @@ class Table:
 
     @property
     def note(self) -> str:
-        """What must be said of the two numbers of an entry; empty where nothing must."""
+        """A warning about comparing the two numbers of an entry; empty if none is needed."""
         return NOT_COMPARABLE if self.compared and not comparable(self.metric) else ""
 
     def markdown(self) -> str:
@@ -177,11 +177,11 @@ def table(measured: Measured, metric: str) -> Table:
     return Table(measured.dataset, metric, measured.labels, rows)
 
 
-# --- in short -------------------------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------------------------
 
 
 def findings(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, str]:
-    """Return in how many cells we are at or below the paper, method by method, and our default against all of it."""
+    """Count the cells where each method is at or below the paper, and those where our default beats the whole paper."""
     reached = (_reached(each, *one) for one in product(metrics, METHOD_NAMES) for each in measured)
     beaten = (_beaten(each) for each in measured)
     ordered = (_ordered(each, metric) for each in measured for metric in filter(is_distance, metrics))
@@ -192,7 +192,7 @@ def findings(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, 
 
 
 def _reached(measured: Measured, metric: str, method: str) -> Iterator[tuple[str, bool]]:
-    """Say in which cells a method is at or below the paper; a diversity also where it is near the joint model's."""
+    """Yield whether each cell of a method is at or below the paper; a diversity near the joint model's also counts."""
     for seen, row in table(measured, metric).rows:
         entry = dict(zip(measured.labels, row, strict=True)).get(method)
         if entry is None or entry.ours is None or not entry.better:
@@ -203,7 +203,7 @@ def _reached(measured: Measured, metric: str, method: str) -> Iterator[tuple[str
 
 
 def _beaten(measured: Measured) -> Iterator[tuple[str, bool]]:
-    """Compare `boo+distill` with every NLL the paper prints: one network for all tasks, or one per task at the end."""
+    """Compare `boo+distill` with every NLL in the paper; with networks per task, only after the last task."""
     for (dataset, method, seen), printed in numbers("nll").items():
         same = dataset == measured.dataset and measured.by_class("boo+distill")
         ours = measured.spread("boo+distill", seen, "nll") if same else None
@@ -217,7 +217,7 @@ def _beaten(measured: Measured) -> Iterator[tuple[str, bool]]:
 
 
 def _ordered(measured: Measured, metric: str) -> Iterator[tuple[str, bool]]:
-    """Say after how many tasks distances stand in the paper's order: `boo` first, the joint model not far from ours."""
+    """Yield whether distances have the paper's order, `boo` first, and whether our default is near the joint model."""
     for seen in rows_of(measured, metric):
         spreads = {label: measured.spread(label, seen, metric) for label in measured.labels}
         means = {label: spread.mean for label, spread in spreads.items() if spread}
@@ -233,7 +233,7 @@ def _ordered(measured: Measured, metric: str) -> Iterator[tuple[str, bool]]:
 
 
 class Comparison(NamedTuple):
-    """Method minus other after the last task, by seed, with its bootstrap interval; below 0 the method is better."""
+    """Method minus other after the last task, by seed, with its bootstrap interval; negative: the method is better."""
 
     dataset: str
     metric: str
@@ -247,19 +247,19 @@ class Comparison(NamedTuple):
 
     @property
     def interval(self) -> str:
-        """The two ends of the interval."""
+        """Both ends of the interval."""
         return f"{self.low} to {self.high}"
 
     @property
     def markdown(self) -> tuple[str, ...]:
-        """The difference as a row; bold where the interval does not hold 0."""
+        """The row of a table; the difference is bold if the interval excludes 0."""
         clear = float(self.low) > 0 or float(self.high) < 0
         shown = f"**{self.difference}**" if clear else self.difference
         return self.dataset, self.metric, self.method, self.other, shown, self.interval
 
 
 def differences(measured: Sequence[Measured], metrics: Sequence[str]) -> Iterator[Comparison]:
-    """Yield what sets each of `COMPARED` apart from every other method."""
+    """Yield the comparisons of each method in `COMPARED` with every other."""
     for each, metric, method in product(measured, metrics, COMPARED):
         for other in each.labels:
             ours, theirs = (each.seeds(label, each.tasks, metric) for label in (method, other))

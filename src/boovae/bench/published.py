@@ -1,4 +1,4 @@
-"""The paper's numbers, what its methods and datasets are called there, and the bench that puts ours beside them."""
+"""The paper's numbers, its names of methods and datasets, and the methods and datasets that a bench compares."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 DATASETS = ("mnist", "notmnist", "fashion_mnist")
 FACES = ("celeba", "celeba64")
-#: Networks on whose features faces are compared, if not told otherwise: one of ImageNet, and the dataset's own.
+#: Default networks for comparing faces: one trained on ImageNet, and the dataset's own classifier.
 FACES_FEATURES = ("efficientnet-lite0", "classifier")
-#: How many tasks faces have.
+#: Number of tasks of the face datasets.
 FACES_TASKS = 4
-#: What the paper calls them.
+#: Methods, as the paper names them.
 METHOD_NAMES = {
     "standard": "Standard",
     "ewc": "EWC",
@@ -33,7 +33,7 @@ METHOD_NAMES = {
     "multihead": "Multihead",
     "multihead+ewc": "Multihead+EWC",
 }
-#: What it calls them in the table of faces.
+#: Methods, as its table of faces names them.
 FACES_NAMES = {
     "ewc": "EWC",
     "multihead+ewc": "Multihead+EWC",
@@ -43,7 +43,7 @@ FACES_NAMES = {
     "coreset-80": "Random Coreset (80)",
     "boo": "Boo (40 comp.)",
 }
-#: Columns of the bench, in the paper's order, then those the paper does not have.
+#: Columns of the bench: the paper's methods in its order, then those that it does not have.
 METHODS = (*METHOD_NAMES, "multihead+vcl", "boo+ewc", "replay", "boo+distill", "joint")
 #: The columns for faces: those of the paper's table of distances, then ours.
 FACES_METHODS = (
@@ -52,9 +52,9 @@ FACES_METHODS = (
     "joint",
 )
 DATASET_NAMES = {"mnist": "MNIST", "notmnist": "notMNIST", "fashion_mnist": "Fashion-MNIST", "celeba": "CelebA"}
-#: What the files of its numbers call them.
+#: Datasets, as the files with its numbers name them.
 PRINTED_NAMES = DATASET_NAMES | {"fashion_mnist": "fashionMNIST"}
-#: Decimals the paper prints, by metric; of distances one.
+#: Decimals in the paper, by metric; distances have one.
 DECIMALS = {"nll": 1, "diversity": 2}
 
 
@@ -68,7 +68,7 @@ class Printed:
 
 
 def dataset_title(dataset: str) -> str:
-    """Return what a person calls a dataset.
+    """Return the display name of a dataset.
 
     >>> dataset_title("fashion_mnist"), dataset_title("npz:mine.npz")
     ('Fashion-MNIST', 'npz:mine.npz')
@@ -77,7 +77,7 @@ def dataset_title(dataset: str) -> str:
 
 
 def is_distance(metric: str) -> bool:
-    """Whether a metric is a distance on the features of a network, which its name says.
+    """Whether a metric is a distance on the features of a network, judged by its name.
 
     >>> is_distance("frechet_classifier"), is_distance("fid"), is_distance("nll")
     (True, True, False)
@@ -86,19 +86,19 @@ def is_distance(metric: str) -> bool:
 
 
 def comparable(metric: str) -> bool:
-    """Whether a number of ours may be held against the paper's: its FIDs have other features and more faces."""
+    """Whether our number can be compared with the paper's: its FIDs use other features and more faces."""
     return not is_distance(metric)
 
 
 def distances(features: Sequence[str]) -> list[str]:
-    """Return what distances on these networks are called in the CSV files.
+    """Return the names of the distances on these networks in the CSV files.
 
     >>> distances(["classifier", "inception:weights.pth"])
     ['frechet_classifier', 'fid']
     """
     kinds = [name.partition(":")[0] for name in features]
     if "torchscript" in kinds:
-        raise InputError("{features} torchscript:FILE has no place in a bench's tables; use `boovae eval` on its runs")
+        raise InputError("{features}: tables of a bench cannot have torchscript:FILE; use `boovae eval` on its runs")
     return ["fid" if kind == "inception" else f"frechet_{kind}" for kind in kinds]
 
 
@@ -106,7 +106,7 @@ def distances(features: Sequence[str]) -> list[str]:
 def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
     """Return the paper's table of a metric by (dataset, method, tasks seen), in our names; empty if it has none.
 
-    Distances on whatever features have its FIDs beside them, which are on other features (`comparable`).
+    Any distance has the paper's FIDs beside it, although they use other features (`comparable`).
     """
     path = resources.files("boovae.bench") / "printed" / f"{'fid' if is_distance(metric) else metric}.csv"
     if not path.is_file():
@@ -123,7 +123,7 @@ def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
 
 
 def for_reports() -> dict[tuple[str, str, str, int], PublishedNumber]:
-    """Return what a report puts beside a run's numbers, by metric, dataset, method and tasks seen."""
+    """Return the numbers that a report shows beside a run's, by metric, dataset, method and tasks seen."""
     from boovae.report.findings import PublishedNumber  # late: `boovae --help` needs neither reports nor numpy
 
     return {

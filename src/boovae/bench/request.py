@@ -1,4 +1,4 @@
-"""What a bench is asked for, and the folders it writes to. Quick to import: the command line's help shows it."""
+"""The options of a bench, and the folders it writes to. Quick to import, for the help of the command line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from boovae.bench.published import FACES, FACES_FEATURES, distances
 from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
 
-#: Version of what lies in a folder of cells or results.
+#: Format version of a folder of cells or results.
 FORMAT = 1
-#: What says of which version a folder is, and what it holds.
+#: The file that holds the version of a folder and the kind of its content.
 MARKER = "bench.json"
-#: What can be asked for; frechet stands for a distance on each of the networks (`--features`).
+#: Metrics to choose from; frechet means a distance on each of the networks (`--features`).
 METRICS = ("nll", "diversity", "frechet")
 
 
@@ -30,15 +30,15 @@ class BenchOptions:
     datasets: tuple[str, ...] | None = None
     """Datasets; those of the study in the paper if not given."""
     methods: tuple[str, ...] | None = None
-    """Methods; those of the study if not given. A variant of one is NAME=METHOD:setting=value,setting=value."""
+    """Methods; those of the study if not given. Write a variant as NAME=METHOD:setting=value,setting=value."""
     metrics: tuple[str, ...] | None = None
-    """Of which metrics tables and figures are made: nll, diversity, for faces frechet; the CSV files have all."""
+    """Metrics of tables and figures: nll, diversity, for faces also frechet; the CSV files have all."""
     features: tuple[str, ...] | None = None
-    """Networks for distances; classifier if not given, and for faces efficientnet-lite0 before it."""
+    """Networks for distances; classifier if not given, for faces efficientnet-lite0 and classifier."""
     tasks: int = 10
     """Learn only the first N tasks; faces have four."""
     joint_tasks: tuple[int, ...] | None = None
-    """After how many tasks joint is trained, a run for each; 2 5 10 and --tasks (faces 1 2 3 4) if not given."""
+    """Numbers of tasks to train joint on, a run for each; 2 5 10 and --tasks (faces 1 2 3 4) if not given."""
     replicas: int | None = None
     """Seeds of each cell, trained at once; 5 if not given."""
     seed: int = 0
@@ -46,7 +46,7 @@ class BenchOptions:
     quick: bool = False
     """A reduced matrix for a few minutes on two cores: the embedded digits, all methods, three seeds, fewer epochs."""
     config: Path | None = None
-    """TOML file with settings that hold in every cell."""
+    """TOML file with settings for every cell."""
     executor: Literal["local", "ray", "slurm"] = "local"
     """Where cells are computed: processes on this machine, a Ray cluster, or Slurm."""
     workers: int | None = None
@@ -60,7 +60,7 @@ class BenchOptions:
     minutes: int | None = None
     """Slurm: time limit of a job, 60 if not given; a cell that needs longer is continued by another job."""
     only_tables: bool = False
-    """Run nothing: write tables and figures of the cells that are finished."""
+    """Run nothing; write tables and figures of the finished cells."""
     out: Path = Path("runs/bench")
     """Folder of the cells; all studies can share one."""
     results: Path | None = None
@@ -68,7 +68,7 @@ class BenchOptions:
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the training steps (torch.compile)."""
     quiet: bool = False
-    """Show nothing but the result."""
+    """Print only the result."""
     json: bool = False
     """Print cells, failures, what is missing and findings as JSON."""
     data_dir: Path | None = None
@@ -79,22 +79,22 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(BenchOptions):
-    """What a study is asked for, with everything named that the command line may leave to the study."""
+    """The options of a bench with the defaults of its study filled in."""
 
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
     results: Path
     given: Mapping[str, Any]
-    """The settings that hold in every cell."""
+    """The settings of every cell."""
     command: str
-    """The words of the command line."""
+    """The command line."""
 
     def __post_init__(self) -> None:
         if len(set(self.datasets)) < len(self.datasets):
             raise InputError(f"{{datasets}} names a dataset twice: {', '.join(self.datasets)}")
         if len(set(map(file_name, self.datasets))) < len(self.datasets):
             raise InputError(
-                f"{{datasets}}: results of {', '.join(self.datasets)} would have one name; rename a folder"
+                f"{{datasets}}: results of {', '.join(self.datasets)} would have the same file name; rename a folder"
             )
         for metric in self.metrics or ():
             if metric not in METRICS:
@@ -104,19 +104,19 @@ class Request(BenchOptions):
 
     @property
     def shown(self) -> list[str]:
-        """The metrics of tables and figures, as the CSV files call them; where there are faces, distances too."""
+        """The metrics of tables and figures, by their names in the CSV files; with faces, distances too."""
         faces = any(dataset in FACES for dataset in self.datasets)
         asked = self.metrics or (METRICS if faces else ("nll", "diversity"))
         networks = list(dict.fromkeys(name for dataset in self.datasets for name in self.features_of(dataset)))
         return [name for metric in asked for name in (distances(networks) if metric == "frechet" else [metric])]
 
     def features_of(self, dataset: str) -> Sequence[str]:
-        """Return the networks on whose features a dataset is compared."""
+        """Return the networks whose features are used to compare samples of a dataset."""
         return self.features or (FACES_FEATURES if dataset in FACES else ("classifier",))
 
 
 def file_name(dataset: str) -> str:
-    """Return what the files of a dataset are called."""
+    """Return the stem of the file names of a dataset."""
     return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in dataset)
 
 
@@ -124,7 +124,7 @@ def file_name(dataset: str) -> str:
 
 
 def open_folder(folder: Path, argument: str, kind: str) -> None:
-    """Make a folder for a bench to write to; refuse one of another version or for something else."""
+    """Create a folder for a bench to write to; refuse one of another version or with other content."""
     from boovae.report.outputs import prepared
 
     check_folder(folder, argument, kind)
@@ -134,16 +134,14 @@ def open_folder(folder: Path, argument: str, kind: str) -> None:
 
 
 def check_folder(folder: Path, argument: str, kind: str) -> None:
-    """Refuse a folder of another version or for something else; nothing is written, and it need not be there."""
+    """Refuse a folder of another version or with other content; write nothing. The folder may be missing."""
     marker, mine = folder / MARKER, _mine(kind)
     if not marker.exists():
         return
     try:
         found = dict(json.loads(marker.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:
-        raise InputError(
-            f"cannot read {marker}: {error}; remove this file alone, what lies beside it is still good"
-        ) from error
+        raise InputError(f"cannot read {marker}: {error}; remove only this file; the others are still good") from error
     different = [
         f"{name} {found.get(name)} there, {value} here" for name, value in mine.items() if found.get(name) != value
     ]

@@ -1,6 +1,6 @@
-"""What finished cells have measured: their records, every number by seed, and its spread over the seeds.
+"""The results of finished cells: their records, every number by seed, and its spread over the seeds.
 
-A record is read on any machine, perhaps years later: nothing in it is trusted.
+A record may be copied between machines and read years later: nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from boovae.bench.request import FORMAT
 from boovae.errors import InputError
 from boovae.metrics.diversity import class_terms
 from boovae.metrics.evaluation import Evaluation, read_evaluation
-from boovae.metrics.typed import decode
+from boovae.metrics.schema import decode
 from boovae.report.matrices import COLUMNS, rows
 from boovae.report.numbers import deviation, mean
 from boovae.report.outputs import write_rows
@@ -31,11 +31,11 @@ Row = tuple[int, str, Any, Any, Any]  # tasks seen, metric, task, seed, value
 #: What to do with a record that cannot be used.
 AGAIN = "remove it, and its cell runs again"
 DAMAGED = f"the record is damaged: {AGAIN}"
-#: What a record says of where it was made.
+#: Fields that say where a record was made.
 ENVIRONMENT = ("boovae", "python", "torch", "device", "commit")
-#: How a PNG begins in base64.
-PNG = "iVBORw0KGgo"
-#: Resamples of the bootstrap, and the share of them inside the interval.
+#: A PNG in base64, recognised by its first bytes.
+Picture = Annotated[str, msgspec.Meta(pattern="^iVBORw0KGgo")]
+#: Number of bootstrap resamples, and the share of them inside the interval.
 RESAMPLES, INSIDE = 10_000, 0.95
 
 
@@ -43,12 +43,12 @@ RESAMPLES, INSIDE = 10_000, 0.95
 
 
 def summary_path(folder: Path, name: str) -> Path:
-    """Return where a finished cell's numbers lie; the file is there once the cell is finished."""
+    """Return the path of a cell's record, which exists once the cell is finished."""
     return folder / f"{name}.json"
 
 
 def read_summary(folder: Path, cell: Cell) -> Summary | None:
-    """Return what a finished cell has measured; None if it is not finished."""
+    """Return the record of a cell; None if it is not finished."""
     from boovae.methods import from_mapping
 
     path = summary_path(folder, cell.name)
@@ -72,7 +72,7 @@ def read_summary(folder: Path, cell: Cell) -> Summary | None:
 
 
 def finished(folder: Path, cells: Iterable[Cell]) -> list[tuple[Cell, Summary]]:
-    """Return the cells that are finished, each with what it has measured."""
+    """Return the finished cells with their records."""
     return [(cell, summary) for cell in cells if (summary := read_summary(folder, cell)) is not None]
 
 
@@ -94,41 +94,37 @@ class Seconds(msgspec.Struct, frozen=True):
 
 
 class CellRecord(msgspec.Struct, frozen=True):
-    """What tables and pages read of a finished cell."""
+    """The part of a record that tables and pages read."""
 
     seeds: list[int]
     tasks: list[str]
-    evaluations: Any
+    evaluations: list[dict[str, Any]]
     environment: Environment
     seconds: Seconds
-    samples: Any = None
-    components: Any = None
+    samples: list[Picture] = []
+    components: dict[str, list[Picture]] = {}
 
 
 def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> list[Evaluation]:
     """Return the evaluations of a record; refuse one without all seeds after each of the cell's tasks."""
     record = decode(summary, CellRecord, str(path), lambda found: {}, DAMAGED)
     seeds, tasks = list(cell.settings.training.seeds), cell.settings.data.tasks or 1
-    found = record.evaluations if isinstance(record.evaluations, list) else []
-    seen = [each.get("seen") if isinstance(each, dict) else None for each in found]
-    components = record.components.values() if isinstance(record.components, dict) else ()
+    seen = [each.get("seen") for each in record.evaluations]
     for good, problem in (
         (record.seeds == seeds, f"'seeds' is {record.seeds!r:.40}, not {seeds}"),
         (len(record.tasks) == tasks, f"'tasks' has {len(record.tasks)} names of {tasks}"),
         (seen == list(range(1, tasks + 1)), f"'evaluations' must be one after each of {tasks} tasks"),
-        (all(map(_are_pictures, (record.samples or [], *components))), "'samples' and 'components' must be pictures"),
     ):
         if not good:
             raise InputError(f"{path}: {problem}; {DAMAGED}")
     places = (f"{path}, after {seen} tasks" for seen in range(1, tasks + 1))
-    evaluations = [read_evaluation(each, place, len(seeds), DAMAGED) for each, place in zip(found, places, strict=True)]
+    evaluations = [
+        read_evaluation(each, place, len(seeds), DAMAGED)
+        for each, place in zip(record.evaluations, places, strict=True)
+    ]
     if any(evaluation.nll is None for evaluation in evaluations):
         raise InputError(f"{path}: 'nll' is missing; {DAMAGED}")
     return evaluations
-
-
-def _are_pictures(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(one, str) and one.startswith(PNG) for one in found)
 
 
 # --- the numbers of a dataset ---------------------------------------------------------------------------------------
@@ -136,14 +132,14 @@ def _are_pictures(found: Any) -> bool:
 
 @dataclass
 class Measured:
-    """The numbers of one dataset, by (label, tasks seen, metric, task), then by seed; one of all tasks has no task."""
+    """The numbers of one dataset, by (label, tasks seen, metric, task), then by seed; task is None for all tasks."""
 
     dataset: str
     values: dict[tuple[str, int, str, int | None], dict[int, float]] = field(default_factory=dict)
     cells: list[tuple[Cell, Summary]] = field(default_factory=list)
 
     def add(self, cell: Cell, summary: Summary) -> None:
-        """Take the numbers of a finished cell."""
+        """Add the numbers of a finished cell."""
         self.cells.append((cell, summary))
         for seen, metric, task, seed, value in cell_rows(cell, summary):
             if seed != "":
@@ -155,7 +151,7 @@ class Measured:
         return self.values.get((label, seen, metric, task), {})
 
     def spread(self, label: str, seen: int, metric: str, task: int | None = None) -> Spread | None:
-        """Return a number's mean and deviation over seeds; None if it was not measured."""
+        """Return the mean and deviation of a number over seeds; None if it was not measured."""
         found = list(self.seeds(label, seen, metric, task).values())
         return spread(found) if any(map(math.isfinite, found)) else None
 
@@ -172,12 +168,12 @@ class Measured:
 
     @property
     def tasks(self) -> int:
-        """The most tasks that any cell has seen."""
+        """The largest number of tasks that any cell has seen."""
         return max((cell.tasks for cell, _ in self.cells), default=0)
 
     @property
     def task_names(self) -> list[str]:
-        """The names of the tasks, from the cell that has seen most of them one by one."""
+        """The names of the tasks, from the cell that learned the most of them one by one."""
         return max((summary["tasks"] for _, summary in self.cells), key=len, default=[])
 
     def write_csv(self, path: Path, command: str) -> None:
@@ -200,7 +196,7 @@ class Measured:
 
 
 def by_dataset(cells: Iterable[tuple[Cell, Summary]]) -> list[Measured]:
-    """Return the numbers of finished cells, dataset by dataset."""
+    """Return the numbers of finished cells, grouped by dataset."""
     found: dict[str, Measured] = {}
     for cell, summary in cells:
         found.setdefault(cell.settings.data.dataset, Measured(cell.settings.data.dataset)).add(cell, summary)
@@ -208,7 +204,7 @@ def by_dataset(cells: Iterable[tuple[Cell, Summary]]) -> list[Measured]:
 
 
 def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
-    """Yield a cell's numbers; `joint` learns T classes as one task, which count as T tasks here."""
+    """Yield the numbers of a cell; the T classes that `joint` learns as one task count as T tasks."""
     together = cell.together
     for evaluation in summary["evaluations"]:
         for seen, metric, task, seed, value in rows(evaluation, summary["seeds"]):
@@ -222,7 +218,7 @@ def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
 
 
 def _all(found: Iterator[str] | Sequence[str]) -> str:
-    """Return what is the same everywhere, or everything there is."""
+    """Join the distinct values."""
     return "; ".join(dict.fromkeys(found))
 
 
@@ -231,7 +227,7 @@ def _all(found: Iterator[str] | Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (n - 1) over so many seeds; the deviation of one seed is NaN."""
+    """Mean and sample standard deviation (n - 1) over `seeds` seeds; the deviation of one seed is NaN."""
 
     mean: float
     std: float
@@ -239,13 +235,13 @@ class Spread:
 
     @property
     def record(self) -> tuple[str, str, int]:
-        """Mean, deviation and seeds as a table has them; one seed has no deviation."""
+        """Mean, deviation and seeds as written to a table; one seed has no deviation."""
         return f"{self.mean:.6g}", f"{self.std:.6g}" if math.isfinite(self.std) else "", self.seeds
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of the differences by seed, and the interval that holds 95 % of its bootstrap."""
+    """Mean of the differences by seed, and its 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -254,7 +250,7 @@ class Difference:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean and deviation.
+    """Return mean and deviation of the finite values.
 
     >>> spread([1.0, 2.0, 3.0])
     Spread(mean=2.0, std=1.0, seeds=3)
@@ -264,11 +260,11 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Return ours minus theirs over the seeds both have; None without two: a single one says nothing of the spread.
+    """Return ours minus theirs over the seeds that both have; None for fewer than two, which have no spread.
 
-    Seeds share their data order and noise, so a difference by seed is free of much that both have in common. The
-    interval is the percentile bootstrap of the mean over seeds, always with the same resamples; of few seeds it is too
-    narrow: read it as the least there is to doubt.
+    Runs of the same seed share data order and noise, so differences by seed vary less than the numbers themselves. The
+    interval is the percentile bootstrap of the mean over seeds, always with the same resamples. With few seeds it is
+    too narrow: the true uncertainty is larger.
     """
     seeds = sorted(set(ours) & set(theirs))
     differences = np.array([ours[seed] - theirs[seed] for seed in seeds])

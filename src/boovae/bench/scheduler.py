@@ -1,6 +1,6 @@
-"""Running all cells of a bench: finished ones are skipped, lost ones run again, failed ones are told at the end.
+"""Run all cells of a bench: skip finished ones, repeat lost ones, report failed ones at the end.
 
-What a person sees meanwhile goes to stderr: live bars on a terminal, plain lines elsewhere.
+Progress goes to stderr: live bars on a terminal, plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from boovae.errors import RunError
 from boovae.report.numbers import duration
 from boovae.runs.folder import RunFolder
 
-#: Seconds between two looks at the running cells.
+#: Seconds between polls of the running cells.
 LOOK = 0.2
-#: Seconds after which a cell that another process had is tried again.
+#: Seconds before a cell that another process holds is tried again.
 BUSY = 2.0
-#: How often a cell may lose its worker without getting further.
+#: How often a cell may lose its worker without making progress.
 LIVES = 3
-#: Seconds between two plain lines.
+#: Seconds between plain lines.
 LINE_INTERVAL = 30.0
-#: Seconds between two looks into the folders of running cells.
+#: Seconds between counts of the tasks that the running cells have finished.
 COUNT_INTERVAL = 1.0
-#: Running cells that are named.
+#: How many running cells are named.
 NAMED = 8
 
 
@@ -46,7 +46,7 @@ class Stopped(BaseException):
 
 @dataclass
 class Matrix:
-    """The cells of a bench on their way."""
+    """The cells of a bench and how far each has come."""
 
     cells: Sequence[Cell]
     folder: Path
@@ -57,19 +57,19 @@ class Matrix:
     _waiting: deque[Cell] = field(default_factory=deque)
     _running: dict[Cell, Handle] = field(default_factory=dict)
     _retry_at: dict[Cell, float] = field(default_factory=dict)
-    _lost: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # how often without getting further, and how far
+    _lost: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # how often without progress, and how far it was
 
     def run(self) -> None:
-        """Run all cells that are not finished; stopping leaves every cell as a run that goes on next time."""
+        """Run all cells that are not finished; if stopped, each running cell continues next time."""
         unique = {cell.name: cell for cell in self.cells}
         self._waiting = deque(cell for cell in unique.values() if read_summary(self.folder, cell) is None)
         skipped = len(unique) - len(self._waiting)
         if skipped:
-            self.board.note(f"{skipped} of {len(unique)} cells are finished already")
+            self.board.note(f"{skipped} of {len(unique)} cells are already finished")
         self.board.begin(list(unique.values()), list(self._waiting))
         try:
             while self._waiting or self._running:
-                self._hand_over()
+                self._submit_waiting()
                 self._collect()
                 self.board.show(list(self._running))
                 time.sleep(LOOK)
@@ -78,8 +78,8 @@ class Matrix:
                 handle.cancel()
             raise
 
-    def _hand_over(self) -> None:
-        """Fill the free slots with cells that no other process has."""
+    def _submit_waiting(self) -> None:
+        """Fill the free slots with cells that no other process holds."""
         for _ in range(len(self._waiting)):
             if len(self._running) >= self.executor.slots:
                 return
@@ -94,24 +94,24 @@ class Matrix:
     def _begin(self, cell: Cell) -> None:
         try:
             with lock_of(self.folder, cell.name):
-                pass  # nobody has it
+                pass  # nobody holds it
             self._running[cell] = self.executor.submit(self.job(cell))
         except Timeout:
             self._later(cell)
         except OSError as error:
             remedy = "make room" if error.errno in NO_ROOM else f"make {self.folder} writable"
-            raise self._halted(cell, f"cannot begin: {error.strerror}", remedy) from error
+            raise self._halted(cell, f"cannot start: {error.strerror}", remedy) from error
 
     def _halted(self, cell: Cell, error: str, remedy: str) -> RunError:
-        """Return the error for trouble that concerns all cells."""
+        """Return the error for a problem that affects all cells."""
         return RunError(
-            f"{cell.title}: {error}. The finished cells in {self.folder} are intact: {remedy}, then the same command "
-            "continues"
+            f"{cell.title}: {error}. The finished cells in {self.folder} are intact: {remedy}, then run the "
+            "same command to continue"
         )
 
     def _later(self, cell: Cell) -> None:
         if cell not in self._retry_at:
-            self.board.note(f"{cell.title}: another process works on it; waiting for it, the other cells go on")
+            self.board.note(f"{cell.title}: another process works on it; waiting for it while the other cells continue")
         self._retry_at[cell] = time.monotonic() + BUSY
         self._waiting.append(cell)
 
@@ -129,16 +129,16 @@ class Matrix:
             elif state == "full":
                 raise self._halted(cell, error, "make room")
             elif state == "lost" and self._worth_another(cell):
-                self.board.note(f"{cell.title}: its worker was lost ({error}); it is run again")
+                self.board.note(f"{cell.title}: its worker was lost ({error}); running it again")
                 self._waiting.appendleft(cell)
             else:
                 log = self.folder / f"{cell.name}.log"
-                told = f"{error}; see {log}" if log.exists() else error
-                self.failed[cell.title] = told
-                self.board.failed(cell, told)
+                message = f"{error}; see {log}" if log.exists() else error
+                self.failed[cell.title] = message
+                self.board.failed(cell, message)
 
     def _worth_another(self, cell: Cell) -> bool:
-        """Whether to go on with a cell that lost its worker: as long as each gets further, or a few times."""
+        """Whether to retry a cell that lost its worker: as long as it makes progress, or a few times without."""
         log = self.folder / cell.name / "metrics.jsonl"
         far = log.stat().st_size if log.is_file() else 0
         times, before = self._lost.get(cell, (0, -1))
@@ -149,9 +149,9 @@ class Matrix:
 
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
-    """End a bench by Ctrl-C or SIGTERM with its last line, whatever comes after; a second Ctrl-C ends at once.
+    """End a bench with a clear message on Ctrl-C or SIGTERM; on a second Ctrl-C, without waiting for the workers.
 
-    Once it was stopped both signals are ignored for good: nothing is left to do but to say so.
+    After a stop both signals stay ignored: only the message is left to print.
     """
     main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
@@ -174,11 +174,11 @@ def stoppable(folder: Path) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN if stops else handler)
 
 
-# --- what a person sees ---------------------------------------------------------------------------------------------
+# --- progress on stderr ---------------------------------------------------------------------------------------------
 
 
 class Board:
-    """Counts in silence. The unit of work is a task: those of finished cells, and those running ones have evaluated."""
+    """Counts without output, in tasks: those of finished cells, and those that running cells have evaluated."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -189,43 +189,43 @@ class Board:
         self._began, self._before, self._counted = time.monotonic(), 0, 0.0
 
     def begin(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
-        """Take note of all cells and of those that are not finished."""
+        """Start counting: all cells, and those of them that are not finished."""
         self._cells = {cell.name: cell for cell in cells}
         self._finished = set(self._cells) - {cell.name for cell in waiting}
         self._count()
         self._began, self._before = time.monotonic(), self.done
 
     def show(self, running: Sequence[Cell]) -> None:
-        """Show where the running cells are; others may be at work on some of the rest."""
+        """Show the progress of the running cells; other processes may run some of the rest."""
         if time.monotonic() - self._counted >= COUNT_INTERVAL:
             self._count()
 
     def finished(self, cell: Cell) -> None:
-        """A cell is finished."""
+        """Count a cell as finished."""
         self._finished.add(cell.name)
         self._tasks[cell.name] = cell.tasks
         self.note(f"{cell.title} finished: {self.counted}")
 
     def failed(self, cell: Cell, error: str) -> None:
-        """A cell has failed; the others go on."""
+        """Count a cell as failed; the others continue."""
         self._failed.add(cell.name)
         self.note(f"{cell.title} failed: {error}")
 
     def note(self, text: str) -> None:
-        """Say something that stays on the screen."""
+        """Print a line that stays on the screen."""
 
     def close(self) -> None:
-        """Take the display away."""
+        """Remove the display."""
 
     @property
     def counted(self) -> str:
-        """How far the bench is, and how long it may still take."""
+        """The progress of the bench, and an estimate of the time left."""
         left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
         return f"{len(self._finished)} of {len(self._cells)} cells, {self.done} of {self.total} tasks{left}"
 
     @property
     def done(self) -> int:
-        """Tasks that are behind us."""
+        """Tasks that are finished."""
         return sum(self._tasks.values())
 
     @property
@@ -235,7 +235,7 @@ class Board:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest takes at the speed so far; None before there is one."""
+        """Seconds for the rest at the pace so far; None until there is a pace."""
         done_now = self.done - self._before
         lost = sum(self._cells[name].tasks - self._tasks[name] for name in self._failed)
         left = self.total - self.done - lost
@@ -244,7 +244,7 @@ class Board:
         return float(math.ceil((time.monotonic() - self._began) * left / done_now))
 
     def where(self, cell: Cell) -> str:
-        """Say which task a cell is at."""
+        """Return the title of a cell and its progress."""
         return f"{cell.title} {self._tasks[cell.name]}/{cell.tasks}"
 
     def _count(self) -> None:
@@ -256,18 +256,18 @@ class Board:
 
 
 def tasks_done(folder: Path, cell: Cell) -> int:
-    """Return how many tasks the run of a cell has behind it; it draws a picture after each."""
+    """Return how many tasks a cell has finished: its run writes a picture after each."""
     pictures = RunFolder(folder / cell.name).sample_grids()
     return min(len(pictures) * cell.together, cell.tasks)
 
 
 class LineBoard(Board):
-    """A plain line for everything that happens, and one every half minute."""
+    """A plain line for each event, and one every half minute."""
 
     _last = 0.0
 
     def show(self, running: Sequence[Cell]) -> None:
-        """Say where the running cells are, if the last line is old enough."""
+        """Print the progress of the running cells, if the last line is old enough."""
         super().show(running)
         if time.monotonic() - self._last >= LINE_INTERVAL:
             more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
@@ -296,7 +296,7 @@ class LiveBoard(Board):
         self._rows = [self._bars.add_task("", text="", visible=False) for _ in range(NAMED)]
 
     def show(self, running: Sequence[Cell]) -> None:
-        """Move the bars on."""
+        """Update the bars."""
         super().show(running)
         self._bars.update(self._whole, completed=self.done, total=self.total, text=self.counted)
         for index, row in enumerate(self._rows):
@@ -318,7 +318,7 @@ class LiveBoard(Board):
 
 
 def make_board(folder: Path, *, quiet: bool) -> Board:
-    """Return the board that fits where stderr goes."""
+    """Return live bars if stderr is a terminal, plain lines if not."""
     if quiet:
         return Board(folder)
     return LiveBoard(folder) if sys.stderr.isatty() else LineBoard(folder)

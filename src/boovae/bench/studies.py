@@ -26,8 +26,6 @@ from boovae.files import write_file
 from boovae.metrics.features import check_present
 
 Finished = Sequence[tuple[Cell, Summary]]
-
-
 Study = Paper | Sweep
 STUDIES: dict[str, Study] = {"paper": Paper(), "coreset-size": CORESET_SIZE, "components": COMPONENTS}
 #: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
@@ -38,7 +36,7 @@ QUICK_DATASETS, QUICK_REPLICAS = ("digits",), 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a bench has come to: its cells, which failed and why, which tables lack, and what it found in short."""
+    """The result of a bench: its cells, those that failed and why, those missing from the tables, and findings."""
 
     study: str
     cells: int
@@ -49,7 +47,7 @@ class Outcome:
 
 
 def bench(arguments: BenchOptions, command: str) -> Outcome:
-    """Run a study as the command line asks for it; all names and settings are checked before the first cell begins."""
+    """Run a study as the command line asks; check all names and settings before the first cell begins."""
     if arguments.study not in STUDIES:
         raise unknown_name("study", arguments.study, STUDIES)
     check_executor(arguments)
@@ -57,7 +55,7 @@ def bench(arguments: BenchOptions, command: str) -> Outcome:
     request = _request(arguments, study, command)
     cells = study.plan(request)
     if request.only_tables:
-        check_folder(request.out, "out", "cells")  # and leave it alone, it may be somebody else's
+        check_folder(request.out, "out", "cells")  # and write nothing: it may belong to somebody else
     else:
         _check_places(request)
         open_folder(request.out, "out", "cells")
@@ -77,13 +75,13 @@ def bench(arguments: BenchOptions, command: str) -> Outcome:
     findings = {}
     if done:  # empty tables would replace good ones
         findings = write(request, by_dataset(done), missing)
-        for name in sorted({cell.name for cell, _ in done}):  # copied to `--out`, a bench continues from them anywhere
+        for name in sorted({cell.name for cell, _ in done}):  # copied to another `--out`, they are finished there
             write_file(summary_path(request.results / "cells", name), summary_path(request.out, name).read_bytes())
     return Outcome(request.study, len(cells), failed, missing, findings, str(request.results))
 
 
 def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]) -> dict[str, str]:
-    """Write every number, tables, figures and the page; return what they say in short."""
+    """Write every number, tables, figures and the page; return the findings."""
     study, folder = STUDIES[request.study], request.results
     for each in measured:
         each.write_csv(folder / f"{file_name(each.dataset)}.csv", request.command)
@@ -98,7 +96,7 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
 
 
 def _request(arguments: BenchOptions, study: Study, command: str) -> Request:
-    """Return the request with the lists of the study where none are named, and with the settings of all cells."""
+    """Return the request: the options with the defaults of the study, and the settings of all cells."""
     quick = arguments.quick
     for name in ("datasets", "methods", "metrics", "features", "joint_tasks"):
         if getattr(arguments, name) == ():
@@ -106,7 +104,7 @@ def _request(arguments: BenchOptions, study: Study, command: str) -> Request:
     named = read_settings(arguments.config) if arguments.config else {}
     for name in filter(BY_ARGUMENT.__contains__, named):
         raise InputError(
-            f"{{config}} {arguments.config} sets {name}: in a bench that is {BY_ARGUMENT[name]}; leave it out there"
+            f"{{config}} {arguments.config} sets {name}: a bench takes {BY_ARGUMENT[name]} instead; remove it there"
         )
     usual = QUICK_REPLICAS if quick else REPLICAS
     replicas = usual if arguments.replicas is None else arguments.replicas
@@ -121,7 +119,7 @@ def _request(arguments: BenchOptions, study: Study, command: str) -> Request:
 
 
 def _check_places(request: Request) -> None:
-    """Refuse a device, a folder of data or own data that are not there; a cluster's machines have their own devices."""
+    """Refuse a missing device, data folder or dataset; the machines of a cluster have their own devices."""
     from boovae.data import DATASETS
     from boovae.data.readers import check_path
     from boovae.replicas.devices import choose_device, named_device
@@ -141,7 +139,7 @@ def _check_places(request: Request) -> None:
 
 
 def _check_features(request: Request, done: Finished) -> None:
-    """Refuse finished cells that were compared on other features than the tables are to be made of."""
+    """Refuse finished cells that lack features which the tables need."""
     for cell, summary in done if any(map(is_distance, request.shown)) else ():
         found = set.intersection(*(set(e.frechet.sets if e.frechet else ()) for e in summary["evaluations"]))
         lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.data.dataset)} - found
@@ -154,7 +152,7 @@ def _check_features(request: Request, done: Finished) -> None:
 
 
 def _check_data(request: Request, done: Finished) -> None:
-    """Refuse finished cells of the user's own data that were made of other images than lie there now."""
+    """Refuse finished cells of the user's own data if the images have changed since."""
     from boovae.data import DATASETS
     from boovae.runs.data import load_data
 
@@ -168,17 +166,17 @@ def _check_data(request: Request, done: Finished) -> None:
             digests[same] = load_data(cell.settings, request.data_dir).digest
         if summary["split"]["digest"] != digests[same]:
             raise InputError(
-                f"{request.out / cell.name}: {data.dataset} has other images now than when this cell was "
+                f"{request.out / cell.name}: the images of {data.dataset} have changed since this cell was "
                 f"finished; choose another {{out}}, or remove {cell.name}.json and its folder"
             )
 
 
 def _run(request: Request, cells: Sequence[Cell]) -> dict[str, str]:
-    """Run the cells that are not finished; return those that failed."""
+    """Run the cells that are not finished; return the errors of those that failed."""
     for name in {name for dataset in request.datasets for name in request.features_of(dataset)}:
         check_present(name)
     with closing(make_board(request.out, quiet=request.quiet)) as board:
-        executor = make_executor(request, len(cells))  # before `stoppable`: Ray has its own idea of SIGTERM
+        executor = make_executor(request, len(cells))  # before `stoppable`: Ray installs its own handler of SIGTERM
         with stoppable(request.out), closing(executor):
             matrix = Matrix(cells, request.out, executor, partial(make_job, request=request), board)
             matrix.run()

@@ -1,7 +1,7 @@
-"""The studies of one number: how the metrics after the last task depend on it.
+"""Studies of one number: how the metrics after the last task depend on it.
 
-`boovae bench coreset-size` asks how many real images per task must be kept to do as well as a few learned ones, and
-`boovae bench components` how many learned images per task, with and without dropping the light ones.
+`boovae bench coreset-size` shows how many real images per task do as well as a few learned ones, and `boovae bench
+components` how many learned images per task are best, with and without dropping the light ones.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from boovae.report.svg import chart
 
 DATASETS = ("mnist", "fashion_mnist")
 HEAD = ("dataset", "metric", "line", "at", "mean", "std", "seeds")
-#: The variant of a method that has this number.
+#: Returns the variant of a method with this number.
 Varied = Callable[[int], str]
 
 
 class Line(NamedTuple):
-    """A line of a figure: label and numbers; a line `flat` is one number that does not depend on `at`."""
+    """A line of a figure: label and numbers; a `flat` line is one number that does not depend on `at`."""
 
     label: str
     points: Sequence[tuple[float, Spread]]
@@ -40,37 +40,37 @@ class Line(NamedTuple):
 
     @property
     def texts(self) -> list[tuple[str, Spread]]:
-        """Where the line has numbers, as a table says it."""
+        """The numbers of the line with the value of `at`, as text for a table."""
         return [("", self.points[0][1])] if self.flat else [(f"{at:g}", number) for at, number in self.points]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A study that tries `values` of one number, which a person calls `at`."""
+    """A study that tries `values` of one number, shown to users as `at`."""
 
     title: str
     at: str
     values: Sequence[int]
     methods: tuple[str, ...]
     vary: Callable[[str], dict[str, Varied]]
-    """The lines of a method: their labels, and the variant for each value."""
+    """Returns the lines of a method: their labels, and the variant for each value."""
     say: Callable[[Measured, str, Sequence[Line]], dict[str, str]]
-    """What the lines of a dataset and metric say in short."""
+    """Returns the findings from the lines of a dataset and metric."""
     varied: tuple[str, ...] = ()
-    """What is varied, if not the methods of the request: these are then compared with it, as flat lines."""
+    """Methods to vary instead of those of the request, which then become flat lines to compare with."""
     datasets: tuple[str, ...] = DATASETS
     other: Mapping[str, tuple[str, Callable[[Any], Spread | None]]] = field(default_factory=dict)
-    """Numbers that are not among the evaluations: title, and where a cell's record has them."""
+    """Numbers beside the evaluations: title, and a function that reads them from a cell's record."""
 
     def plan(self, request: Request) -> list[grid.Cell]:
-        """Return a cell for every line and value, and those of the methods they are compared with."""
+        """Return a cell for every line and value, and for the methods to compare with."""
         lines = [self.vary(text) for text in self.varied or request.methods]
         methods = [variant(value) for each in lines for value in self.values for variant in each.values()]
         methods += request.methods if self.varied else ()
         return grid.plan(request.datasets, methods, request.given, request.tasks, request.joint_tasks)
 
     def lines(self, request: Request, measured: Measured, metric: str) -> list[Line]:
-        """Return the lines of a metric, first those over the values, then the flat ones."""
+        """Return the lines of a metric: those over the values, then the flat ones."""
         found, swept = list[Line](), set[str]()
         for label, variant in chain(*(self.vary(text).items() for text in self.varied or request.methods)):
             cells = {value: variant(value).partition("=")[0] for value in self.values}
@@ -92,12 +92,12 @@ class Sweep:
         return self.other[metric][1](summary) if summary else None
 
     def titles(self, request: Request) -> dict[str, str]:
-        """Return what is drawn and its titles."""
+        """Return the metrics to draw, with their titles."""
         other = {name: title for name, (title, _) in self.other.items()}
         return {name: title_of(name) for name in request.shown} | other
 
     def findings(self, request: Request, measured: Sequence[Measured]) -> dict[str, str]:
-        """Say what the lines show."""
+        """Return the findings from all lines."""
         found: dict[str, str] = {}
         for each, metric in product(measured, request.shown):
             found |= self.say(each, metric, self.lines(request, each, metric))
@@ -116,7 +116,7 @@ class Sweep:
         write_file(request.results / f"{request.study}.md", f"# {self.title}\n\n{text}".encode())
 
     def chapter(self, request: Request, measured: Measured) -> Chapter:
-        """Write the figure of a dataset, a chart for every metric, and return all that the page shows of it."""
+        """Write the figure of a dataset, a chart for every metric; return its chapter of the page."""
         stem, name, titles = file_name(measured.dataset), dataset_title(measured.dataset), self.titles(request)
         lines = {title: self.lines(request, measured, metric) for metric, title in titles.items()}
         charts = []
@@ -148,7 +148,7 @@ def _numbers(at: str, lines: Mapping[str, Sequence[Line]]) -> Grid | None:
 
 
 def _text(spread: Spread) -> str:
-    """Write mean and deviation with one decimal, small ones with three.
+    """Format mean and deviation with one decimal, or three if the mean is small.
 
     >>> _text(Spread(247.0, 2.36776, 5)), _text(Spread(0.00235377, 0.000687216, 5)), _text(Spread(12345.6, math.nan, 1))
     ('247.0 (2.4)', '0.002 (0.001)', '12345.6')
@@ -181,7 +181,7 @@ def _needed(measured: Measured, metric: str, lines: Sequence[Line]) -> dict[str,
 
 
 def _enough(better: dict[int, bool]) -> str:
-    """Say at which sizes a coreset is better; more images need not be, where seeds are few.
+    """Say at which sizes a coreset is better; with few seeds, more images are not always better.
 
     >>> _enough({15: False, 50: True, 100: True}), _enough({15: True, 50: False})
     ('from 50 images per task', 'only with 15 images per task')
@@ -207,7 +207,7 @@ CORESET_SIZE = Sweep(
 
 # --- learned images -------------------------------------------------------------------------------------------------
 
-#: With the step back, which drops components that have become light, and without.
+#: With and without pruning, the step that drops components that have become light.
 PRUNING = {"": "boo_prune=0.001", " without pruning": "boo_prune=0.0"}
 
 
@@ -216,7 +216,7 @@ def _components(text: str) -> dict[str, Varied]:
     variant, own = grid.Variant.parse(text), text.partition(":")[2]
     for name in ("components", "boo_prune"):
         if name in variant.changes:
-            raise InputError(f"{{methods}} {text}: this study tries {name} itself; leave it out")
+            raise InputError(f"{{methods}} {text}: this study varies {name} itself; leave it out")
     return {f"{variant.label}{pruned}": partial(_with_components, variant, own, pruned) for pruned in PRUNING}
 
 

@@ -12,9 +12,9 @@ from boovae.report.series import COLOURS
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a chapter; links to it end with `name` and say `short`, and `how` says how to read it.
+    """A part of a chapter. Links to it end with `name` and read `short`; `how` explains how to read it.
 
-    It has a `Table` of the paper, a `Grid` of texts or pictures, or charts; a `folded` one is opened by the reader.
+    The content is a `Table` of the paper, a `Grid` of texts or pictures, or charts; a `folded` section starts closed.
     """
 
     kind: Literal["table", "grid", "charts", "pictures"]
@@ -28,7 +28,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """What the page says of a dataset; its links begin with `name`."""
+    """The part of the page about one dataset; its links begin with `name`."""
 
     name: str
     title: str

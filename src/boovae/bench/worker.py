@@ -1,8 +1,8 @@
-"""The work on one cell: `work(job)` runs it in its folder, wherever this process is.
+"""The work on one cell: `work(job)` runs it in its folder, in any process.
 
-A job and its answer are plain dictionaries, so that any executor can carry them. Whoever holds the cell's lock works on
-it; a run that was stopped goes on; a finished cell is left alone. `python -m boovae.bench.worker JOB` does the same
-for a job given as JSON and prints the answer.
+A job and its answer are plain dictionaries, so that any executor can carry them. Only the process that holds the cell's
+lock works on it; a stopped run continues, a finished cell is left alone. `python -m boovae.bench.worker JOB` does the
+same for a job given as JSON and prints the answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Job(TypedDict):
-    """What a worker has to know: the cell's settings as TOML, the folder of all cells, and how to compute."""
+    """What a worker needs: the cell's settings as TOML, the folder of all cells, and how to compute."""
 
     name: str
     label: str
@@ -49,8 +49,8 @@ class Job(TypedDict):
 class Answer(TypedDict):
     """How the work ended.
 
-    `state` is done; busy (another process works on the cell); lost (the worker had to go: the cell can be run again);
-    full (no space left); or failed.
+    `state` is done; busy (another process works on the cell); lost (the worker was stopped or died: the cell can be run
+    again); full (no space left); or failed.
     """
 
     state: Literal["done", "busy", "lost", "full", "failed"]
@@ -58,7 +58,7 @@ class Answer(TypedDict):
 
 
 def make_job(cell: Cell, request: Request) -> Job:
-    """Return the job of a cell; its paths hold from anywhere on this machine or on a shared disk."""
+    """Return the job of a cell; its paths are absolute, so that any machine with the same disk can run it."""
     return {
         "name": cell.name,
         "label": cell.label,
@@ -73,12 +73,12 @@ def make_job(cell: Cell, request: Request) -> Job:
 
 
 def lock_of(folder: Path, name: str) -> FileLock:
-    """Return the lock of a cell; it goes with the process that holds it, however that ends."""
+    """Return the lock of a cell; it is released when the process that holds it ends, however that happens."""
     return FileLock(folder / f"{name}.lock", timeout=0)
 
 
 def work(job: Job) -> Answer:
-    """Run a cell to its end, unless another process does; whatever goes wrong is told, not raised."""
+    """Run a cell to its end, unless another process does; answer with an error instead of raising it."""
     folder = Path(job["folder"])
     from boovae.methods import from_mapping
 
@@ -92,8 +92,8 @@ def work(job: Job) -> Answer:
             return _run(job, cell, folder)
     except Timeout:
         return {"state": "busy", "error": ""}
-    except Exception as error:  # a worker's trouble is its answer: one bad cell must not stop the others
-        return _trouble(error)
+    except Exception as error:  # becomes the answer: one bad cell must not stop the others
+        return _error_answer(error)
 
 
 def _run(job: Job, cell: Cell, folder: Path) -> Answer:
@@ -119,7 +119,7 @@ def _run(job: Job, cell: Cell, folder: Path) -> Answer:
 
 
 def summarise(run: Path, settings: Settings) -> Summary:
-    """Return all of a finished run folder that tables, figures and sheets need: without its curves, and small."""
+    """Return the record of a finished run: all that tables and figures need, small, without its curves."""
     from boovae.runs.folder import RunFolder
 
     folder, notes = RunFolder(run), list[str]()
@@ -144,8 +144,8 @@ def summarise(run: Path, settings: Settings) -> Summary:
     }
 
 
-def _trouble(error: BaseException) -> Answer:
-    """Say what went wrong: a full disk concerns all cells, a worker that was told to stop concerns none."""
+def _error_answer(error: BaseException) -> Answer:
+    """Return the answer for an error: a full disk affects all cells, a stopped worker is not a failure."""
     text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
     if any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error)):
         return {"state": "full", "error": text}
@@ -153,14 +153,14 @@ def _trouble(error: BaseException) -> Answer:
 
 
 def _was_stopped(error: BaseException) -> bool:
-    """Whether a run ended because it was told to: nothing went wrong."""
+    """Whether a run ended because it was asked to stop."""
     from boovae.training.events import Interrupted
 
     return any(isinstance(cause, Interrupted) for cause in _causes(error))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what led to it."""
+    """Yield an error and its causes."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -168,14 +168,14 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def main() -> None:
-    """Do the job of the command line and print the answer, if the bench still listens."""
+    """Do the job given on the command line and print the answer."""
     try:
         answer = work(json.loads(sys.argv[1]))
     except KeyboardInterrupt:  # before the run began, or a second one
         answer = {"state": "lost", "error": "stopped"}
     try:
         print(json.dumps(answer), flush=True)
-    except BrokenPipeError:  # the bench is gone; the next one finds the cell's folder as it is
+    except BrokenPipeError:  # the bench has died; the next one looks into the cell's folder
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

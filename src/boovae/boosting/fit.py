@@ -1,16 +1,16 @@
-"""The minorisation step: learning a task's components for all replicas at once, while the networks stand still.
+"""The minorisation step: learn a task's components for all replicas at once, with fixed networks.
 
-The paper's algorithm for a task, from which the three strategies differ in one line each:
+The paper's algorithm for a task, from which each of the three strategies differs in one line:
 
     r ← the mean image, or nothing
-    repeat, an epoch of the ELBO between two rounds, until there are K components:
+    repeat until there are K components, with an epoch of the ELBO between two rounds:
         h ← argmin KL[h ‖ π / r]                 `Literal`; `Forward`: argmin KL[π ‖ (1 − β) r + β h]
         β ← argmin KL[β h + (1 − β) r ‖ π]       the rule `boo_weights`
         r ← (1 − β) r + β h
     after 2K epochs: v ← argmin KL[q̂ ‖ Σ_k v_k h_k], and components without weight are dropped
 
-`Corrective` fits all K components to KL[q̂ ‖ Σ_k v_k h_k] at once, and again after epochs 1, 2, 4, …, because those that
-were learned early belong to an encoder that has since moved.
+`Corrective` fits all K components to KL[q̂ ‖ Σ_k v_k h_k] at once, and again after epochs 1, 2, 4, …, because those
+learned early belong to an encoder that has changed since.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from boovae.replicas.descent import Descent
 from boovae.replicas.randomness import Draw, latent_draws
 from boovae.replicas.stacked import Replicas
 
-#: Images whose codes stand for the aggregated posterior.
+#: Number of images whose codes represent the aggregated posterior.
 SUBSET = 1000
 #: Standard deviation of the noise images that components may start from, as a share of the pixel range.
 NOISE_START = 0.15
-#: The log-variance of a Gaussian that is as good as constant.
+#: The log-variance of an almost constant Gaussian.
 FLAT = 20.0
 #: Lloyd iterations of the latent clustering.
 CLUSTER_STEPS = 10
@@ -67,7 +67,7 @@ class FitSettings(Section):
     boo_target: Literal["current", "full"] = "current"
     """One after another: the target is the task's aggregated posterior, or mixed with the old prior."""
     boo_mixture: Literal["current", "full"] = "current"
-    """One after another: a new component keeps away from the task's own components, or from all."""
+    """One after another: a new component avoids the task's own components, or all of them."""
     boo_steps: WholeNumber = 100
     """Gradient steps when components are learned."""
     boo_rate: NotNegative = 0.02
@@ -75,18 +75,18 @@ class FitSettings(Section):
     boo_samples: AtLeastOne = 32
     """Literal: samples of the new component per step."""
     boo_floor: Share = 0.0
-    """Literal: share of a broad Gaussian in the mixture, which keeps a new component from running away."""
+    """Literal: share of a broad Gaussian in the mixture, which keeps a new component from diverging."""
     boo_prune: Share = 1e-3
     """Drop components with less weight."""
     boo_tolerance: NotNegative = 0.0
-    """Do not add a component that lowers the divergence by less (nats); 0 takes all of them."""
+    """Do not add a component that lowers the divergence by less (nats); 0 adds all."""
 
 
 # --- codes ----------------------------------------------------------------------------------------------------------
 
 
 class Codes(NamedTuple):
-    """Some images of a task (R, n, D), their posteriors, and one sample of each where components lie (R, n, L)."""
+    """Images of a task (R, n, D), their posteriors, and one sample of each in the components' space (R, n, L)."""
 
     images: Tensor
     posterior: DiagonalNormal
@@ -95,7 +95,7 @@ class Codes(NamedTuple):
 
 @torch.no_grad()
 def codes_of(replicas: Replicas, images: Tensor, least: int, key: Key) -> Codes:
-    """Return the codes of a random subset of images (N, D) or (R, N, D): of SUBSET, or of `least` if these are more."""
+    """Return the codes of a random subset of images (N, D) or (R, N, D), of size SUBSET or `least`, the larger."""
     chosen = replicas.generators.order(images.shape[-2], *key)[:, : max(SUBSET, least)]
     images = images.expand(len(replicas), -1, -1).take_along_dim(chosen.unsqueeze(2), dim=1)
     posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
@@ -120,11 +120,11 @@ def _component(model: VAE, inputs: Tensor) -> DiagonalNormal:
     return model.prior.component(model.posterior, inputs)
 
 
-# --- what the strategies share --------------------------------------------------------------------------------------
+# --- common to all strategies ---------------------------------------------------------------------------------------
 
 
 class Fitted(NamedTuple):
-    """−E_q̂[log m] (sizes, R) of mixtures of `sizes` components, on codes they have not seen, after `epoch` epochs."""
+    """−E_q̂[log m] (sizes, R) of mixtures of `sizes` components, on held-out codes, after `epoch` epochs."""
 
     epoch: int
     sizes: list[int]
@@ -145,7 +145,7 @@ class Boosting(ABC):
         learn_first: bool = False,
         until: int = 1,
     ) -> None:
-        """`learn_first` is for strategies that otherwise begin with the mean image, `until` for those that refit."""
+        """Prepare a task; greedy strategies read `learn_first`, the corrective one `until`."""
         self.own, self.replicas, self.images, self.index = settings.of(FitSettings), replicas, images, index
         self.count, self.epochs = settings.model.components, settings.training.epochs
         self.pixel_range, self.learn_first, self.until = pixel_range, learn_first, until
@@ -161,11 +161,11 @@ class Boosting(ABC):
 
     @abstractmethod
     def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
-        """Return what one replica's pseudo-inputs, the first of `learned`, are learned by."""
+        """Return the loss by which one replica's pseudo-inputs, the first of `learned`, are learned."""
 
     @torch.no_grad()
     def finish(self) -> tuple[DiagonalNormal, Tensor, Tensor]:
-        """Return components, their log-weights (R, K) without duplicates and useless ones, and who was a duplicate."""
+        """Return components, their log-weights (R, K) without duplicates and useless ones, and a mask of duplicates."""
         parts, before = encoded(self.replicas, self.inputs), self.log_weights
         log_weights = vmap(merged)(parts, before)
         twins = (log_weights <= EMPTY / 2) & (before > EMPTY / 2)
@@ -188,7 +188,7 @@ class Boosting(ABC):
         return codes_of(self.replicas, self.images, self.count, ("boo", self.index, *key))
 
     def starts(self, codes: Codes, *key: int | str) -> tuple[Tensor, Tensor]:
-        """Return where K pseudo-inputs start (R, K, D), and their log-weights (R, K)."""
+        """Return initial pseudo-inputs (R, K, D) and log-weights (R, K)."""
         key = ("boo", self.index, *key)
         images, generators = codes.images, self.replicas.generators
         if self.own.boo_start == "clusters":
@@ -203,9 +203,9 @@ class Boosting(ABC):
         return (centre + NOISE_START * (high - low) * noise).clamp(low, high), even
 
     def descend(self, start: list[Tensor], *arguments: Any, noise: Tensor | None = None) -> list[Tensor]:
-        """Return where gradient steps lead from `start`; what left the finite numbers goes back there."""
+        """Take gradient steps from `start` and return the end; rows that are not finite are reset to the start."""
         replicas = self.replicas
-        # The networks and what the prior learns with them, without what it stores.
+        # The networks and the prior's learned parameters, without its stored tensors.
         buffers = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
         everything = ({**replicas.parameters, **buffers}, *arguments)
         learned = self._descent(start, everything, steps=self.own.boo_steps, rate=self.own.boo_rate, noise=noise)
@@ -219,18 +219,18 @@ class Boosting(ABC):
 
 
 class Corrective(Boosting):
-    """Fits all components at once, at the beginning and after epochs 1, 2, 4, … `until`."""
+    """Fits all components at once, at the start and after epochs 1, 2, 4, … `until`."""
 
     def begin(self) -> Fitted | None:
         """Place all components."""
         return self.fit(0)
 
     def after_epoch(self, done: int) -> Fitted | None:
-        """Fit all again at ever longer intervals."""
+        """Fit all components again, at increasing intervals."""
         return self.fit(done) if refits(done, self.until) else None
 
     def fit(self, epoch: int) -> Fitted | None:
-        """Place the pseudo-inputs and fit them all to the aggregated posterior; choose how many, if asked to.
+        """Place all pseudo-inputs and fit them to the aggregated posterior; with a tolerance, choose their number.
 
         The last fit of a task returns the divergence with the best 1, 2, …, K components.
         """
@@ -250,7 +250,7 @@ class Corrective(Boosting):
         return Fitted(epoch, list(range(1, self.count + 1)), curve.mT) if last else None
 
     def corrected(self, inputs: Tensor, log_weights: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return pseudo-inputs (R, K, D) and log-weights (R, K) fitted together to samples z (R, n, L)."""
+        """Return pseudo-inputs (R, K, D) and log-weights (R, K) fitted jointly to samples z (R, n, L)."""
         inputs, logits = self.descend([inputs, log_weights], z)
         log_components = vmap(component_log_probs)(encoded(self.replicas, inputs), z)
         return inputs, em_weights(log_components, torch.log_softmax(logits, -1)).clamp(min=EMPTY)
@@ -286,9 +286,9 @@ class Greedy(Boosting):
 
     @torch.no_grad()
     def grow(self, slot: int) -> Fitted:
-        """Learn one component and its weight, and put them into the slot.
+        """Learn one component and its weight, and store them in the slot.
 
-        The divergence is NaN where the gain was too small to add it.
+        The divergence is NaN where the gain was too small to keep it.
         """
         codes, fresh = self.codes("component", slot), self.codes("component", slot, "curve").z
         start = self.starts(codes, "component", slot)[0][:, slot]
@@ -306,7 +306,7 @@ class Greedy(Boosting):
 
     @torch.no_grad()
     def step_back(self) -> None:
-        """Fit the weights once more by EM and drop components that got none."""
+        """Fit the weights once more by EM and drop components that get none."""
         z = self.codes("step back").z
         fitted = em_weights(vmap(component_log_probs)(encoded(self.replicas, self.inputs), z), self.log_weights)
         self.log_weights.copy_(vmap(functools.partial(dropped, threshold=self.own.boo_prune))(fitted))
@@ -328,7 +328,7 @@ class Greedy(Boosting):
         )
 
     def mixture(self, slot: int) -> DiagonalMixture:
-        """Return r: the components of this task so far, or all; where there are none, as good as a constant."""
+        """Return r: the components of this task so far, or all; an almost constant density if there are none."""
         full = self.own.boo_mixture == "full"
 
         def one(model: Any) -> DiagonalMixture:
@@ -342,7 +342,7 @@ class Greedy(Boosting):
         return mixture
 
     def weighted(self, parts: DiagonalNormal, codes: Codes, log_weights: Tensor, slot: int) -> Tensor:
-        """Return the log-weights (R, K) with the component in the slot, learned on the current task alone."""
+        """Return the log-weights (R, K) with the component in the slot, fitted on the current task alone."""
         rule = self.own.boo_weights
         beta = torch.full_like(log_weights[:, 0], 0.5 if rule == "fixed" else 1 / (slot + 1))
         if slot == 0:
@@ -419,18 +419,18 @@ STRATEGIES: dict[str, type[Boosting]] = {
 
 
 def refits(done: int, until: int) -> bool:
-    """Whether all components are fitted again after `done` epochs: 1, 2, 4, … `until`."""
+    """Return whether all components are fitted again after `done` epochs: 1, 2, 4, … `until`."""
     return done <= until and done & (done - 1) == 0
 
 
 def last_fit(until: int, epochs: int) -> int:
-    """Return after how many epochs the last corrective fit comes; 0: there is only the first, before all."""
+    """Return the number of epochs before the last corrective fit; 0 if there is only the first fit."""
     most = min(until, epochs - 1)
     return 1 << (most.bit_length() - 1) if most > 0 else 0
 
 
 def _aggregated(posterior: DiagonalNormal) -> DiagonalMixture:
-    """Return q̂ (R, n), the posteriors of images in equal shares."""
+    """Return q̂ (R, n), the equally weighted posteriors of images."""
     return DiagonalMixture(torch.zeros_like(posterior.mean[..., 0]).log_softmax(-1), *posterior)
 
 
@@ -451,7 +451,7 @@ def _beyond_tolerance(order: Tensor, curve: Tensor, tolerance: float) -> Tensor:
 def cluster_images(z: Tensor, images: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean images (K, D) of K latent clusters and their shares (K,).
 
-    `z` (n, L) are codes of `images` (n, D); `uniform` (K,) chooses the first centres as k-means++ does (Arthur and
+    `z` (n, L) are codes of `images` (n, D); `uniform` (K,) chooses the initial centres by k-means++ (Arthur and
     Vassilvitskii, 2007): each next one with probability proportional to the squared distance to those before.
     """
     distance = torch.ones_like(z[:, 0])
@@ -476,6 +476,6 @@ def cluster_images(z: Tensor, images: Tensor, uniform: Tensor) -> tuple[Tensor, 
 
 
 def _members(z: Tensor, centre: Tensor) -> Tensor:
-    """Return to which centre each code belongs, one-hot (n, K)."""
+    """Return the nearest centre of each code, one-hot (n, K)."""
     nearest = torch.cdist(z, centre).argmin(1, keepdim=True)
     return torch.zeros(len(z), len(centre), device=z.device).scatter(1, nearest, 1.0)

@@ -1,7 +1,8 @@
-"""The objectives by which a task's components h = q(z | u) are learned, each for one replica.
+"""Objectives for a task's components h = q(z | u), each for one replica.
 
 The optimal prior is the aggregated posterior q̂(z) = 1/n Σ_x q(z | x); the target π is q̂ of the current task, or its
-mixture with the stored prior by numbers of images. A mixture r grows by (1 − β) r + β h, one component after another:
+mixture with the stored prior, weighted by numbers of images. A mixture r grows by one component after another, as
+(1 − β) r + β h:
 
     h* = argmin KL[h ‖ π / r]               `literal_loss`, the paper's step: minimises −H[h] − E_h[log π − log r]
     h* = argmin KL[π ‖ (1 − β) r + β h]     `forward_loss`, the objective before it was linearised; well-posed

@@ -1,16 +1,16 @@
-"""The paper's two penalties: R_enc keeps old components where they were in latent space, R_dec keeps their images.
+"""The paper's two penalties: R_enc preserves old components in latent space, R_dec preserves their images.
 
-For every component c of a finished task the Gaussian N(M, V) and the decoder's output X at M were stored when its task
-ended. With `sum`, as the paper writes it, and `mean`, weighted by the components' weights:
+For every component c of a finished task the Gaussian N(M, V) and the decoder's output X at M were stored when its
+task ended. With `sum`, as the paper writes it, and `mean`, weighted by the components' weights:
 
     R_enc = Σ_c KL_sym[ q(z | u_c), N(M_c, V_c) ]
     R_dec = Σ_c KL_sym[ p(x | z_c), p(x | X_c) ],  z_c ~ N(M_c, V_c)
 
 `reference` is the reading behind the paper's numbers (docs/methods/boo.md): R_enc is the divergence between the two
 whole mixtures, one sample per component, summed over the components; R_dec is weighted so that each task counts 1, with
-the log-variance of z_c limited to [−5, −2]. With `boo_decoder` = teacher, X_c is what the decoder before the task makes
-of z_c itself, the paper's p^{t−1}(x | z), and no image need be stored. `boo_divergence` takes one side of the symmetric
-divergence instead.
+the log-variance of z_c limited to [−5, −2]. With `boo_decoder` = teacher, X_c is the output at
+z_c of the decoder from before the task, the paper's p^{t−1}(x | z), and no image need be stored. `boo_divergence`
+chooses one direction instead of the symmetric divergence.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ REFERENCE_RANGE = (-5.0, -2.0)
 
 @dataclass(frozen=True)
 class PenaltySettings(Section):
-    """How old components are held."""
+    """Penalties on changes of old components."""
 
     boo_lambda_schedule: Literal["constant", "tasks"] = "constant"
-    """Keep the weight of the penalties constant, or let it grow as (images before / images now)."""
+    """Keep the weight of the penalties constant, or multiply it by (images before / images now)."""
     boo_decoder: Literal["mean", "teacher"] = "mean"
-    """R_dec holds latents of a component to its stored image, or to what the old decoder made of them."""
+    """Compare the decoder with the stored image of a component, or with the old decoder's output."""
     boo_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
-    """Divergence of the penalties: both sides, KL[stored | now] or KL[now | stored]."""
+    """Divergence of the penalties: symmetric, KL[stored | now] or KL[now | stored]."""
 
 
 class Penalties:
@@ -58,13 +58,13 @@ class Penalties:
 
     @property
     def stores_outputs(self) -> bool:
-        """Whether the decoder's outputs at old components are kept."""
+        """Whether the decoder's outputs at old components are stored."""
         return self.on and not self._teacher
 
     def state(
         self, replicas: Replicas, memory: dict[str, Tensor], strength: Tensor, growth: float
     ) -> dict[str, Tensor]:
-        """Return what `penalty` reads: lambda (R,), and what the decoder is held to.
+        """Return the tensors that `penalty` reads: lambda (R,) and the decoder's targets.
 
         `strength` is that of the settings, `growth` (images before / images now).
         """
@@ -79,7 +79,7 @@ class Penalties:
         return {"lambda": strength, "decoded": room}
 
     def draws(self, tasks_seen: int) -> dict[str, Draw]:
-        """Return noise for one latent of each component, stored and encoded again."""
+        """Return noise for one latent of each component, stored and re-encoded."""
         if not self.on or tasks_seen < 2:
             return {}
         count = ROOM * -(-tasks_seen // ROOM) * self.model.components
@@ -89,7 +89,7 @@ class Penalties:
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return lambda . R_enc and lambda . R_dec for one replica."""
         strength = batch["state"]["lambda"]
-        noise = batch["held"][:, : _mixture(model).rows * self.model.components]  # drawn for empty rows, too
+        noise = batch["held"][:, : mixture_of(model).rows * self.model.components]  # also drawn for empty rows
         encoder = self.encoder_divergence(model, batch["old_components"], noise[:2])
         z = self.latents(model, noise[2])
         stored = self._stored(model, batch["state"], z)
@@ -97,7 +97,7 @@ class Penalties:
         return {"encoder": strength * encoder, "decoder": strength * decoder}
 
     def encoder_divergence(self, model: VAE, now: DiagonalNormal, noise: Tensor) -> Tensor:
-        """Return R_enc of old components as the encoder sees them `now` (C, L); noise (2, C, L)."""
+        """Return R_enc of old components, whose current encodings are `now` (C, L); noise (2, C, L)."""
         before, weights = _old(model)
         stored = DiagonalNormal(before.mean, before.log_variance)
         side = self.own.boo_divergence
@@ -111,7 +111,7 @@ class Penalties:
         return ((weights > 0) * sides[side]).sum()
 
     def latents(self, model: VAE, noise: Tensor) -> Tensor:
-        """Return a latent (C, L) of each component, at which R_dec holds the decoder; noise (C, L)."""
+        """Return a latent (C, L) of each component, at which R_dec compares the decoders; noise (C, L)."""
         before, _ = _old(model)
         log_variance = before.log_variance
         if self.reduction == "reference" and not self._teacher:
@@ -119,11 +119,11 @@ class Penalties:
         return DiagonalNormal(before.mean, log_variance).rsample(noise)
 
     def _stored(self, model: VAE, state: dict[str, Tensor], z: Tensor) -> Tensor:
-        """Return what the decoder is held to at latents z: outputs (C, D) kept, or the old decoder's."""
+        """Return the decoder's targets at latents z (C, L): stored outputs (C, D), or those of the old decoder."""
         if self._teacher:
             answer: Tensor = self._teacher.answer(model, state, VAE.decode, z)
             return answer
-        return state["decoded"][: _mixture(model).rows].flatten(0, 1)
+        return state["decoded"][: mixture_of(model).rows].flatten(0, 1)
 
     def decoder_divergence(self, model: VAE, z: Tensor, decoded: Tensor) -> Tensor:
         """Return R_dec at a latent z (C, L) of each component, against the outputs `decoded` (C, D)."""
@@ -132,18 +132,18 @@ class Penalties:
         divergence = model.likelihood.divergence(decoded, model.decode(z), self.own.boo_divergence)
         shares = self._shares(weights)
         if self.reduction == "reference":
-            prior = _mixture(model)
+            prior = mixture_of(model)
             shares = torch.where(weights > 0, prior.log_weights[: prior.rows].flatten().exp(), 0.0)
         return (shares * divergence).sum()
 
     def _shares(self, weights: Tensor) -> Tensor:
-        """Return what each component (C,) counts: 1 in a sum, its weight in a mean."""
+        """Return the weight of each component (C,): 1 in a sum, its own in a mean."""
         return (weights > 0).to(weights.dtype) if self.reduction == "sum" else weights
 
     @staticmethod
     @torch.no_grad()
     def outputs(replicas: Replicas, mean: Tensor) -> Tensor:
-        """Return the decoder's outputs at the means of components, which are kept from the end of their task on."""
+        """Return the decoder's outputs at the means of components, to be stored at the end of their task."""
 
         def decoded(model: VAE, mean: Tensor) -> Tensor:
             return model.likelihood.bounded(model.decode(mean))
@@ -152,12 +152,13 @@ class Penalties:
         return outputs
 
 
-def _mixture(model: VAE) -> TaskMixture:
+def mixture_of(model: VAE) -> TaskMixture:
+    """Return the prior of a model, which must be a mixture over tasks."""
     assert isinstance(model.prior, TaskMixture)
     return model.prior
 
 
 def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
-    """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty places."""
-    mixture = _mixture(model).stored_mixture()
+    """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty slots."""
+    mixture = mixture_of(model).stored_mixture()
     return mixture, torch.where(mixture.log_weights > EMPTY / 2, mixture.log_weights.exp(), 0.0)

@@ -1,7 +1,7 @@
-"""The weights of components, for given components: how much each gets, and which of them to keep.
+"""Weights of given components: how much each gets, and which of them to keep.
 
-β* = argmin KL[β h + (1 − β) r ‖ π]     `best_weight`, by bisection; `sgd_weight`, as the paper says
-v  = argmin KL[q̂ ‖ Σ_k v_k h_k]         `em_weights`, the step back: components that got no weight are `dropped`
+β* = argmin KL[β h + (1 − β) r ‖ π]     `best_weight`, by bisection; `sgd_weight`, as in the paper
+v  = argmin KL[q̂ ‖ Σ_k v_k h_k]         `em_weights`, the backward step: components without weight are `dropped`
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WEIGHT_MARGIN = 1e-3
 
 
 class Scores(NamedTuple):
-    """Log-densities of h, r and π at samples, each (n,): the first half of the samples is from h, the other from r."""
+    """Log-densities of h, r and π at samples, each (n,): the first half of the samples is from h, the second from r."""
 
     h: Tensor
     r: Tensor
@@ -31,7 +31,7 @@ class Scores(NamedTuple):
 def best_weight(scores: Scores, iterations: int = 40) -> Tensor:
     """Return β* = argmin KL[β h + (1 − β) r ‖ π], by bisection of its derivative on fixed samples.
 
-    With samples of s = ½ (h + r) the derivative is E_s[(h − r)/s . log(m_β/π)], which grows with β for any samples.
+    With samples of s = ½ (h + r) the derivative is E_s[(h − r)/s . log(m_β/π)], which increases with β for any samples.
     """
     low, high = torch.full_like(scores.h[0], WEIGHT_MARGIN), torch.full_like(scores.h[0], 1 - WEIGHT_MARGIN)
     for _ in range(iterations):
@@ -65,11 +65,11 @@ def em_weights(log_components: Tensor, log_weights: Tensor, iterations: int = 10
 
     `log_components` (..., n, K). Densities are taken relative to the largest at each sample, in float64.
     """
-    # An empty place stays empty, however well a component there would fit.
+    # An empty slot stays empty, however well a component there would fit.
     empty = (log_weights <= EMPTY / 2) & (log_weights < log_weights.amax(-1, keepdim=True))
     masked = log_components.double().masked_fill(empty.unsqueeze(-2), -math.inf)
     density = (masked - masked.amax(-1, keepdim=True)).exp()
-    # Starting a hair above zero, no sample is ever left without any density.
+    # Weights start slightly above zero, so that every sample keeps some density.
     weights = log_weights.double().softmax(-1).clamp(min=1e-30).masked_fill(empty, 0.0)
     weights = weights / weights.sum(-1, keepdim=True)
     for _ in range(iterations):
@@ -78,7 +78,7 @@ def em_weights(log_components: Tensor, log_weights: Tensor, iterations: int = 10
 
 
 def dropped(log_weights: Tensor, threshold: float) -> Tensor:
-    """Return the log-weights (K,) without components under the threshold; the largest always stays."""
+    """Return the log-weights (K,) without components below the threshold; the largest is always kept."""
     small = (log_weights < math.log(max(threshold, 1e-30))) & (log_weights < log_weights.max())
     return torch.log_softmax(log_weights.masked_fill(small, EMPTY), dim=-1).clamp(min=EMPTY)
 
@@ -87,7 +87,7 @@ def merged(components: DiagonalNormal, log_weights: Tensor, distance: float = 1e
     """Return the log-weights (K,) with the weight of duplicates (symmetric KL under `distance`) given to the first."""
     one = DiagonalNormal(*(part.unsqueeze(1) for part in components))
     other = DiagonalNormal(*(part.unsqueeze(0) for part in components))
-    # An empty place has no twin.
+    # An empty slot has no twin.
     empty = log_weights <= EMPTY / 2
     twin = (one.symmetric_kl(other) < distance) & ~(empty.unsqueeze(0) | empty.unsqueeze(1))
     first = twin.int().argmax(1)  # of each component: the first that equals it
@@ -97,10 +97,10 @@ def merged(components: DiagonalNormal, log_weights: Tensor, distance: float = 1e
 
 
 def gain_curve(log_components: Tensor, iterations: int = 20) -> tuple[Tensor, Tensor]:
-    """Return in which order components (..., K) pay most, and the divergence (..., K) with the first 1, 2, …, K.
+    """Return the greedy order of components (..., K), and the divergence (..., K) with the first 1, 2, …, K.
 
-    At each size the component is added that lowers −E_q̂[log m] most, with the weights of all by EM; `log_components`
-    (..., n, K).
+    Each step adds the component that lowers −E_q̂[log m] most, with the weights of all refitted by EM;
+    `log_components` (..., n, K).
     """
     count, device = log_components.shape[-1], log_components.device
     chosen = torch.zeros(*log_components.shape[:-2], count, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""What each command takes beside the settings of a run. Imports neither torch nor anything else that is slow."""
+"""The arguments of each command, besides the settings of a run. Imports neither torch nor anything else slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from boovae.bench.request import BenchOptions
 from boovae.config.section import AtLeastOne, Section, WholeNumber
 from boovae.experiments.options import ReplayOptions, ToyOptions
 
-# --- what several commands take -------------------------------------------------------------------------------------
+# --- shared arguments -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class OnDevice(Section):
     """Commands that compute."""
 
     device: Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")] = "auto"
-    """Where to compute."""
+    """Device to compute on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class ReadsData(Section):
     """Commands that read datasets."""
 
     data_dir: Path | None = None
-    """Where the datasets lie; else BOOVAE_DATA, then the cache."""
+    """Folder of the datasets; if not given, BOOVAE_DATA, then the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Compiles(Section):
     """Commands that train."""
 
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the training step (torch.compile): faster steps after some ten seconds; auto: where that pays."""
+    """Compile the training step (torch.compile): takes some ten seconds, then steps are faster; auto: if worthwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +54,19 @@ class ShowsProgress(Section):
     """Commands that take a while."""
 
     quiet: bool = False
-    """Show nothing but the result."""
+    """Print only the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configured(OnDevice, ReadsData):
-    """Commands that are given whole settings."""
+    """Commands that take all settings of a run."""
 
     config: Path | None = None
-    """TOML file with settings; flags win over it."""
+    """TOML file with settings; flags override it."""
     preset: Literal["paper"] | None = None
-    """Settings that reproduce the paper's; the file and flags win over it."""
+    """Settings that reproduce the paper's; the file and flags override it."""
 
-    #: Settings that a command has by itself, unless the file or a flag says otherwise.
+    #: Defaults that differ for this command; the file and flags override them.
     own_defaults: ClassVar[dict[str, Any]] = {}
 
 
@@ -75,15 +75,15 @@ class Measures(OnDevice, ReadsData, ShowsProgress, PrintsNumbers):
     """Commands that end with an evaluation."""
 
     metric: tuple[str, ...] = ("nll", "diversity", "frechet")
-    """What to measure after each task: nll, diversity, frechet (or fid: distances on the features named below), or a
-    metric of your own."""
+    """What to measure after each task: nll, diversity, frechet (or fid: distances on the networks of --features), or a
+    custom metric."""
     features: tuple[str, ...] = ("classifier",)
-    """Networks for distances: classifier, efficientnet-lite0, inception, inception:FILE, torchscript:FILE."""
+    """Feature networks for distances: classifier, efficientnet-lite0, inception, inception:FILE, torchscript:FILE."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logs(Measures):
-    """Commands that learn into a run folder."""
+    """Commands that train into a run folder."""
 
     log: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Also send numbers and pictures to these trackers (each an extra, boovae[tensorboard] …)."""
@@ -99,18 +99,18 @@ class OfRun(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class OfReplica(OfRun):
-    """Commands about one model of a run."""
+    """Commands about one replica of a run."""
 
     replica: WholeNumber = 0
-    """Which replica, counting from 0."""
+    """Index of the replica, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfTask(OfReplica):
-    """Commands about one model, or what it knows of one task."""
+    """Commands about one replica, or its part for one task."""
 
     task: str | None = None
-    """Only this task's part of the prior: its number, counting from 0, or its name."""
+    """Only this task's part of the prior: the task's number, from 0, or its name."""
 
 
 # --- the commands ---------------------------------------------------------------------------------------------------
@@ -123,23 +123,23 @@ class Train(Configured, Logs, Compiles):
     out: Path | None = None
     """Run folder; runs/DATASET-METHOD-HASH if not given."""
     detect_tasks: bool = False
-    """Take the borders between tasks away and find them from the ELBO; what was found is kept as --borders."""
+    """Ignore the borders between tasks and detect them from the ELBO; those found are recorded as --borders."""
     detect_first: int = 100
-    """With --detect-tasks: images from which the beginning of a task is learned; no shorter task is found."""
+    """With --detect-tasks: number of images to learn the start of a task from, and the shortest task it can find."""
     resume: Literal["auto", "always", "never"] = "auto"
-    """Continue a run that was stopped: if there is one, in any case, or never."""
+    """Continue a stopped run: if there is one, always (an error without one), or never."""
 
     advanced: ClassVar = frozenset({"features", "json", "detect_tasks", "detect_first", "compile"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(OfRun, Logs, Compiles):
-    """Learn one more task from a run's checkpoint alone; the old data need not be there."""
+    """Learn one more task from a run's checkpoint alone; the old data are not needed."""
 
     data: str | None = None
-    """Images of the new task: folder:PATH, npz:PATH or a dataset; if not given, the next task of the run's own."""
+    """Images of the new task: folder:PATH, npz:PATH or a dataset; if not given, the next task of the run's dataset."""
     name: str | None = None
-    """What to call the task; as its file, folder or dataset if not given."""
+    """Name of the task; that of its file, folder or dataset if not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,18 +148,18 @@ class Tune(Configured, PrintsNumbers, Compiles):
 
     own_defaults: ClassVar = {"samples": 500}
     setting: str | None = None
-    """The setting to choose, for example ewc_strength; the method's own if not given."""
+    """The setting to choose, for example ewc_strength; not needed if the method has only one."""
     values: tuple[float, ...] | None = None
-    """Values to try; a spread of them if not given."""
+    """Values to try; the method's list if not given."""
     seeds_each: int = 2
-    """Seeds for each value."""
+    """Number of seeds for each value."""
     recipe: Path | None = None
-    """TOML file into which the winner is written, in the section of the method."""
+    """TOML file to write the winner to, in the section of the method."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(OfRun, Measures):
-    """Measure a run's model again, for example with more samples."""
+    """Evaluate a run's model again, for example with more samples."""
 
     samples: int | None = None
     """Importance samples per test image; as in training if not given."""
@@ -169,29 +169,29 @@ class Eval(OfRun, Measures):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(OfTask, OnDevice):
-    """Draw images from a run's model into a picture or an array."""
+    """Sample images from a run's model into a picture or an array."""
 
     out: Path = Path("samples.png")
-    """A picture of all of them (.png), or their pixels (.npy): (n, height, width), colours last."""
+    """A grid of all images (.png), or their pixels (.npy): (n, height, width), colours last."""
     n: AtLeastOne = 64
-    """How many images."""
+    """Number of images."""
     seed: int = 0
-    """Another number draws other images."""
+    """Seed of the sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(OfTask, OnDevice, PrintsNumbers):
-    """Show every stored component of a run: its pictures, its weight, and what dropping it would cost."""
+    """Show every stored component of a run: its pictures, its weight, and the cost of dropping it."""
 
     out: Path = Path("components.png")
-    """The picture to write: a row of pseudo-inputs per task, beneath it what the decoder makes of them."""
+    """The picture to write: per task a row of pseudo-inputs above a row of their decoded images."""
     prune: float | None = None
-    """Drop components that cost less than this many nats to drop, in all replicas, and keep the run without them."""
+    """Drop components that cost less than this many nats, in all replicas, and update the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export(OfTask):
-    """Take a run's model elsewhere: encoder, decoder and the sampler of its prior as files that need no boovae."""
+    """Export a run's model: encoder, decoder and the sampler of its prior, as files that do not need boovae."""
 
     format: Literal["safetensors", "torch-export", "onnx"] = "safetensors"
     """Weights alone, programs for torch, or programs for ONNX (which needs the extra boovae[onnx])."""
@@ -201,7 +201,7 @@ class Export(OfTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(ToyOptions, OnDevice, PrintsNumbers):
-    """Boosting on twelve Gaussians and on a ring: the literal objective runs away, three safeguards hold it."""
+    """Boost mixtures on twelve Gaussians and on a ring: the literal objective diverges, three safeguards prevent it."""
 
     out: Path = Path("toy")
     """Folder for toy.png and toy.csv."""
@@ -209,7 +209,7 @@ class Toy(ToyOptions, OnDevice, PrintsNumbers):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentMap(Configured, ShowsProgress, PrintsNumbers, Compiles):
-    """Show prior and aggregated posterior of a plane of latents, for a standard normal and for a method's prior."""
+    """Plot prior and aggregated posterior of a 2-D latent space, for a standard normal and for a method's prior."""
 
     own_defaults: ClassVar = {"latent_dim": 2}
     out: Path = Path("latent-map")
@@ -218,51 +218,51 @@ class LatentMap(Configured, ShowsProgress, PrintsNumbers, Compiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(Configured, ReplayOptions, ShowsProgress, PrintsNumbers, Compiles):
-    """Teach a classifier tasks one after another while generators stand in for the old images."""
+    """Train a classifier on tasks one after another, with generated images in place of the old ones."""
 
     own_defaults: ClassVar = {"classes_per_task": 2}
     out: Path = Path("replay")
-    """Folder for replay.png and replay.csv, and for what is kept of the curves: the same command continues there."""
+    """Folder for replay.png, replay.csv and finished curves; the same command continues from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Section):
-    """Write one self-contained HTML page about one run, or about several side by side."""
+    """Write a self-contained HTML report about one run, or about several side by side."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders."""
     out: Path | None = None
-    """The page to write; RUN/report.html if not given (one run)."""
+    """The file to write; RUN/report.html if not given (one run)."""
     csv: Path | None = None
-    """Also write the numbers of a run, every seed, task and metric, to this file."""
+    """Also write the numbers of a run, for every seed, task and metric, to this CSV file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(BenchOptions, Section):
-    """Run the paper's experiments cell by cell and put the numbers beside the paper's; finished cells are skipped."""
+    """Run the paper's experiments cell by cell and compare the numbers with the paper's; skip finished cells."""
 
     study: tyro.conf.Positional[str]
-    """paper (the NLL and diversity tables; of faces, distances), coreset-size or components."""
+    """paper (tables of NLL and diversity; for faces, of distances), coreset-size or components."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serve(OfReplica, OnDevice):
-    """Open a small page on this machine to play with a run's model."""
+    """Serve a small local page to play with a run's model."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; this one is reached from this machine alone."""
+    """Address to listen on; the default can be reached from this machine only."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     samples: AtLeastOne = 1000
-    """Importance samples for the likelihood of an own image."""
+    """Importance samples for the likelihood of an uploaded image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Datasets(ReadsData):
-    """List the datasets: what they are, where they come from, whether they are on this disk; or pack one."""
+    """List the datasets, their licences and whether they are on this disk; or pack one into a file."""
 
     pack: str | None = None
-    """Write this dataset, decoded and split, into one NumPy file instead."""
+    """Instead write this dataset, decoded and split, into one NumPy file."""
     out: Path | None = None
     """The file to write; DATASET.npz if not given."""
 
@@ -273,5 +273,5 @@ class Methods(Section):
 
 
 def command_line() -> str:
-    """Return what was typed, without the path of the program on this machine."""
+    """Return the command as typed, without the path of the program."""
     return shlex.join(["boovae", *sys.argv[1:]])

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
 
 if TYPE_CHECKING:
-    from boovae.report.record import RunRecord
+    from boovae.report.run_record import RunRecord
     from boovae.runs.progress import Display
     from boovae.runs.run import Run
     from boovae.training.trainer import Trainer
@@ -60,7 +60,7 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
 
     read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
     if settings.training.replicas != Settings().training.replicas:
-        print("--replicas does not matter to tune: --seeds-each is the number of seeds of every value", file=sys.stderr)
+        print("tune ignores --replicas: --seeds-each is the number of seeds of every value", file=sys.stderr)
     with _display(quiet=arguments.json) as display:
         stream, device = load_data(settings, arguments.data_dir), choose_device(arguments.device)
         trials = _called(
@@ -79,42 +79,12 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
 
 
 def measure(arguments: kinds.Eval) -> None:
-    """Measure a model again."""
+    """Evaluate a model again."""
     from boovae.metrics.evaluation import evaluation_event
-    from boovae.metrics.features import check_names
-    from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
-    from boovae.metrics.metric import check_metrics
-    from boovae.runs.data import learned_images
-    from boovae.runs.train import load_trainer
+    from boovae.runs.evaluate import evaluate_run
 
-    check_names(arguments.features)
-    check_metrics(arguments.metric)
-    with ExitStack() as stack:
-        display = stack.enter_context(_display(quiet=arguments.quiet))
-        run, trainer = load_trainer(arguments.run, arguments.device, display)
-        stack.enter_context(run)
-        past = learned_images(run.settings, run.head(), run.events("extend"), arguments.data_dir)
-        tasks = past.tasks[: trainer.tasks_done]
-        if not any(tasks):
-            why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
-            raise InputError(f"none of the images that {arguments.run} has learned can be found: {why}")
-        changed = {name: value for name in ("samples", "generated") if (value := getattr(arguments, name)) is not None}
-        trainer.settings = trainer.settings.changed(**changed)
-        if past.missing:
-            display.note(past.explain())
-        networks = SampleNetworks()
-        if past.stream is not None:
-            options = (arguments.metric, display.note, arguments.features, arguments.data_dir)
-            networks = sample_networks(past.stream, trainer, *options)
-        evaluation = evaluate(
-            trainer,
-            tasks,
-            networks.classifier,
-            run.evaluations[: trainer.tasks_done - 1],
-            metrics=arguments.metric,
-            references=networks.references,
-            progress=display.evaluating,
-        )
+    with _display(quiet=arguments.quiet) as display:
+        evaluation = _called(evaluate_run, arguments, arguments.run, metrics=arguments.metric, display=display)
     if arguments.json:
         print(json.dumps(evaluation_event(evaluation)))
     else:
@@ -122,11 +92,11 @@ def measure(arguments: kinds.Eval) -> None:
 
 
 def sample(arguments: kinds.Sample) -> None:
-    """Draw images."""
+    """Sample images."""
     from boovae.runs.train import SAMPLE_FILES, save_samples
 
     if arguments.out.suffix not in SAMPLE_FILES:
-        raise InputError(f"{{out}} {arguments.out}: samples become a picture (name it .png) or an array (.npy)")
+        raise InputError(f"{{out}} {arguments.out}: samples are written as a picture (.png) or an array (.npy)")
     with _opened(arguments, arguments.device, arguments.task) as (_, trainer, task):
         save_samples(trainer, arguments.out, task, arguments.n, arguments.replica, arguments.seed)
     print(arguments.out)
@@ -158,7 +128,7 @@ def inspect(arguments: kinds.Inspect) -> None:
 
 
 def export(arguments: kinds.Export) -> None:
-    """Write the model for elsewhere."""
+    """Export the model."""
     from boovae.runs.export import export as write
     from boovae.runs.folder import RunFolder
 
@@ -170,7 +140,7 @@ def export(arguments: kinds.Export) -> None:
 
 
 def report(arguments: kinds.Report) -> None:
-    """Write the page."""
+    """Write the report."""
     from boovae.report import write_csv
     from boovae.runs.reading import read_record
 
@@ -185,9 +155,9 @@ def report(arguments: kinds.Report) -> None:
 
 
 def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page about one run or several, with what to know before reading them and the paper's numbers.
+    """Write a report about one run or several, with warnings and the paper's numbers.
 
-    That of one run goes into its folder unless `out` says otherwise.
+    The report of one run goes into its folder unless `out` names another file.
     """
     from boovae.bench.published import for_reports
     from boovae.report import write_report
@@ -195,14 +165,14 @@ def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path 
     from boovae.runs.warnings import find_warnings
 
     if out is None and len(folders) > 1:
-        raise InputError("several runs need a file to write to: {out=compare.html}")
+        raise InputError("a report about several runs needs a file to write to: {out=compare.html}")
     out = out or RunFolder(folders[0]).report
     warnings = [[warning.text for warning in find_warnings(record)] for record in records]
     return write_report(records, out, warnings=warnings, published=for_reports())
 
 
 def serve(arguments: kinds.Serve) -> None:
-    """Open the page; the run folder is free again once the model is in memory."""
+    """Serve the page; the run folder is unlocked once the model is in memory."""
     from boovae.serve import require_server
     from boovae.serve import serve as run_server
 
@@ -238,7 +208,7 @@ def methods(arguments: kinds.Methods) -> None:
 
 
 def bench(arguments: kinds.Bench) -> None:
-    """Run a study, write its tables and figures."""
+    """Run a study and write its tables and figures."""
     from boovae.bench.studies import bench as run_bench
 
     outcome = run_bench(arguments, command_line())
@@ -259,7 +229,7 @@ def bench(arguments: kinds.Bench) -> None:
 
 
 def toy(arguments: kinds.Toy) -> None:
-    """Boost on densities that can be seen."""
+    """Boost mixtures on two-dimensional densities."""
     from boovae.experiments.toy import run
 
     rows = _called(run, arguments, options=arguments)
@@ -285,7 +255,7 @@ def latent_map(arguments: kinds.LatentMap, settings: Settings) -> None:
 
 
 def replay(arguments: kinds.Replay, settings: Settings) -> None:
-    """Teach classifiers with generated images."""
+    """Train classifiers on generated images."""
     from boovae.experiments.replay_classifier import run
 
     rows = _called(run, arguments, settings, options=arguments)
@@ -300,13 +270,13 @@ def replay(arguments: kinds.Replay, settings: Settings) -> None:
     _show_experiment(arguments, rows, last, columns, keys=2, digits=4, figure="replay.png")
 
 
-# --- what several commands do ---------------------------------------------------------------------------------------
+# --- shared by several commands -------------------------------------------------------------------------------------
 
 
 def _called(function: Callable[..., Any], arguments: Section, *given: Any, **named: Any) -> Any:
-    """Call a function with `given` and `named`, and the arguments of the command that it takes by the same name.
+    """Call a function with `given`, `named` and the command's arguments whose names it has as parameters.
 
-    So a new flag is a line where it is declared and one where it is used, and none here.
+    A new flag is declared and used under the same name, and passed on here.
     """
     offered = {item.name: getattr(arguments, item.name) for item in dataclasses.fields(arguments)}
     offered["command"] = command_line()
@@ -316,7 +286,7 @@ def _called(function: Callable[..., Any], arguments: Section, *given: Any, **nam
 
 @contextmanager
 def _display(*, quiet: bool) -> Iterator[Display]:
-    """Show progress while something is done; the screen is as before however that ends."""
+    """Show progress; restore the screen however the work ends."""
     from boovae.runs.progress import make_display
 
     with closing(make_display(quiet=quiet)) as display:
@@ -327,7 +297,7 @@ def _display(*, quiet: bool) -> Iterator[Display]:
 def _opened(
     arguments: kinds.OfReplica, device: str, task: str | None = None
 ) -> Iterator[tuple[Run, Trainer, int | None]]:
-    """Open a run with its model, and find the number of the task that is meant, if one is."""
+    """Open a run with its model, and find the number of the task, if one was named."""
     from boovae.runs.train import load_trainer
 
     run, trainer = load_trainer(arguments.run, device)
@@ -340,7 +310,7 @@ def _opened(
 
 
 def _task_number(run: Run, trainer: Trainer, task: str) -> int:
-    """Return the number of a task that is named or numbered; refuse one that the run does not have."""
+    """Return the number of a task given by name or number; refuse one that the run does not have."""
     from boovae.runs.inspection import task_names
 
     names = {number: name for number, name in task_names(run).items() if number < trainer.tasks_done}
@@ -371,7 +341,7 @@ def _show_experiment(
 
 
 def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
-    """Print what a run has come to, and write its report."""
+    """Print the results and warnings of a run, and write its report."""
     from boovae.metrics.evaluation import evaluation_event
     from boovae.runs.reading import read_record
     from boovae.runs.warnings import find_warnings
@@ -383,16 +353,16 @@ def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
         else:
             print_table(record.evaluations)
         if not arguments.quiet:
-            for warning in find_warnings(record):  # what to know before reading the numbers, and what helps
+            for warning in find_warnings(record):  # to read with the numbers
                 print(f"warning: {warning.text}", file=sys.stderr)
-    finally:  # whether or not anybody reads the numbers
+    finally:  # also if the reader of stdout has gone
         _report(folder, record, quiet=arguments.quiet)
 
 
 def _report(folder: Path, record: RunRecord, *, quiet: bool) -> None:
     try:
         said = f"report: {write_page([record], [folder])}"
-    except ModuleNotFoundError as error:  # the run is whole; a machine that trains may lack what pages are made with
+    except ModuleNotFoundError as error:  # the run is complete; a training machine may lack the report's packages
         quiet, said = False, f"no report: {error.name} is not installed here; elsewhere: boovae report {folder}"
     if not quiet:
         print(said, file=sys.stderr)

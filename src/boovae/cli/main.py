@@ -1,4 +1,4 @@
-"""The command line: words to a command with its arguments and settings, errors to messages and exit codes."""
+"""The command line: parses words into a command with arguments and settings, turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from boovae.errors import BoovaeError, InputError, RunError, as_flag, unknown_na
 
 @dataclass(frozen=True)
 class Verb:
-    """A command: what it takes, what it does, and whether it takes the settings of a run as well."""
+    """A command: its arguments, its function, and whether it also takes the settings of a run."""
 
     kind: Any
     run: Callable[..., None]
@@ -63,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise unknown_name("command", words[0], VERBS)
         VERBS[words[0]].run(*parsed(words[0], words[1:]))
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads us has read enough; what Python still holds back goes nowhere
+    except BrokenPipeError:  # the reader has closed the pipe; discard what Python still buffers
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except BoovaeError as error:
         print(f"boovae: {error.spelled(as_flag)}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, RunError) else 2) from None
-    except KeyboardInterrupt:  # where there is nothing to keep: a run in training ends with a checkpoint, by itself
+    except KeyboardInterrupt:  # nothing to keep; training itself handles Ctrl-C with a checkpoint
         print("boovae: stopped", file=sys.stderr)
         raise SystemExit(130) from None
 
@@ -84,7 +84,7 @@ def _print_help() -> None:
 
 
 def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
-    """Return what a verb's function takes: its arguments and, if it has any, the settings of a run."""
+    """Parse words into what a verb's function takes: its arguments and, if it has any, the settings of a run."""
     verb = VERBS[name]
     if name == "tune" and words and not words[0].startswith("-"):
         words = ["--method", *words]  # boovae tune METHOD
@@ -109,7 +109,7 @@ def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
 
 
 def _defaults(kind: Any, first: argparse.Namespace) -> Settings:
-    """Return the core's settings as far as they are known without the methods, which import torch."""
+    """Return the core settings as far as they are known without the methods, which import torch."""
     usual = chosen(first.dataset or Settings().data.dataset, Settings.method, first.preset)
     values = {**usual, **kind.own_defaults, "dataset": first.dataset}
     return Settings().changed(
@@ -118,7 +118,7 @@ def _defaults(kind: Any, first: argparse.Namespace) -> Settings:
 
 
 def _first_look(words: list[str]) -> argparse.Namespace:
-    """Return what decides the defaults of all other settings."""
+    """Parse the flags that decide the defaults of all others."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--dataset", "--method", "--preset"):
         parser.add_argument(flag)
@@ -133,13 +133,13 @@ def _first_look(words: list[str]) -> argparse.Namespace:
 
 
 def _refuse_other_flags(words: Sequence[str], method: str) -> None:
-    """Refuse flags of methods other than the one that is trained, and one that is gone."""
+    """Refuse settings of methods other than the chosen one, and a flag that was removed."""
     from boovae.methods import REGISTRY
 
     flags = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
     if "strengths" in flags:
         raise InputError(
-            "{strengths} is gone: a setting of a method is a flag of its own, for example {ewc_strength=3}"
+            "{strengths} was removed: each setting of a method has its own flag, for example {ewc_strength=3}"
         )
     refuse_foreign([flag.removeprefix("no-").replace("-", "_") for flag in flags], method, REGISTRY)
 
@@ -147,11 +147,11 @@ def _refuse_other_flags(words: Sequence[str], method: str) -> None:
 def _asked(
     name: str, kind: Any, words: list[str], settings: Settings, sections: Sequence[type[Section]], *, hide: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a command's own arguments, and all settings by name, from its words; `settings` are the defaults."""
+    """Parse words into a command's own arguments and all settings by name; `settings` are the defaults."""
     parts: dict[str, tuple[Any, Any]] = {section: (of, getattr(settings, section)) for section, of in CORE.items()}
     for of in sections:
         title = of.__name__.removesuffix("Settings").lower()
-        while title in (*parts, "method", "output"):  # methods from outside choose their names freely
+        while title in (*parts, "method", "output"):  # methods outside the package choose their names freely
             title += "_"
         parts[title] = (of, settings.of(of))
     parts["output"] = (kind, kind())
@@ -169,7 +169,7 @@ def _asked(
 
 
 def _flat_names(kind: Any) -> Any:
-    """Return a type whose nested fields are flags by their own names."""
+    """Return a type whose nested fields are flags without prefixes."""
     return Annotated[kind, tyro.conf.OmitArgPrefixes]
 
 
@@ -182,7 +182,7 @@ def _values(instance: Any) -> dict[str, Any]:
 
 
 def _unchecked(kind: Any, *, hide: bool) -> Any:
-    """Return a dataclass that checks nothing, so that we word what is wrong; perhaps without its advanced fields."""
+    """Return a dataclass without checks, which come later with our messages; `hide` leaves advanced fields out."""
     hidden = [
         (item.name, Annotated[hints(kind)[item.name], tyro.conf.Suppress], item)
         for item in fields(kind)
@@ -191,7 +191,7 @@ def _unchecked(kind: Any, *, hide: bool) -> Any:
     nothing = {"__post_init__": lambda self: None}
     made = make_dataclass(kind.__name__, hidden, bases=(kind,), namespace=nothing, frozen=True)
     command = issubclass(kind, kinds.Configured)
-    made.__doc__ = "What is measured and written, and where it computes." if command else kind.__doc__
+    made.__doc__ = "Evaluation, output and device." if command else kind.__doc__
     return made
 
 

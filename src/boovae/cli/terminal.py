@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def print_table(evaluations: Sequence[Evaluation]) -> None:
-    """Print one row per task seen, with what each metric wants shown."""
-    from boovae.metrics.metric import numbers  # late: `--help` needs no numpy
+    """Print one row per number of tasks seen, with the columns that each metric defines."""
+    from boovae.metrics.metric import numbers  # imported late: `--help` must not import numpy
 
     rows = [{number.column: _shown(number) for number in numbers(each) if number.column} for each in evaluations]
     columns = list(dict.fromkeys(name for row in reversed(rows) for name in row))
@@ -25,7 +25,7 @@ def print_table(evaluations: Sequence[Evaluation]) -> None:
     classifier = evaluations[-1].classifier
     if classifier is not None and classifier.accuracy is not None:
         accuracy = f"{classifier.accuracy:.1%}"
-        print(f"Mean ± deviation over replicas. The classifier behind diversity is {accuracy} accurate.")
+        print(f"Mean ± deviation over replicas. The classifier used for diversity has an accuracy of {accuracy}.")
 
 
 def _shown(number: Number) -> str:
@@ -55,7 +55,7 @@ def _nats(cost: float) -> str:
 
 
 def spread(values: Sequence[float | None] | None, digits: int = 2) -> str:
-    """Return mean ± deviation over replicas; "-" where there is no number."""
+    """Format mean ± deviation over replicas; "-" if there is no number."""
     good = [value for value in values or () if value is not None and math.isfinite(value)]
     if not good:
         return "-"
@@ -66,7 +66,7 @@ def spread(values: Sequence[float | None] | None, digits: int = 2) -> str:
 def grouped(
     rows: Sequence[Mapping[str, Any]], keys: Sequence[str], values: Sequence[str], digits: int
 ) -> list[tuple[str, ...]]:
-    """Return the rows of all seeds that agree in `keys` as one, with mean and deviation of `values`."""
+    """Merge rows that agree in `keys`, those of the seeds, into one with mean and deviation of `values`."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
@@ -77,13 +77,13 @@ def grouped(
 
 
 def print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a plain table, as wide as the terminal."""
+    """Print a plain table, no wider than the terminal."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(*head, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    # Names of tasks are the user's: "[old]" and ":cat:" are not markup.
+    # Task names come from the user: "[old]" and ":cat:" are not markup.
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
     console.print(table, highlight=False)

@@ -1,4 +1,4 @@
-"""Settings: what there is to set, who wins, and what the data suggest. Imports neither torch nor tyro."""
+"""Settings: their declarations, their precedence, and defaults that suit the data. Imports neither torch nor tyro."""
 
 from boovae.config.section import Section
 from boovae.config.settings import (

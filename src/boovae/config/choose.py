@@ -1,4 +1,4 @@
-"""Settings that follow from the size and kind of the data, where the user leaves them open: pure rules, no training."""
+"""Default settings that follow from the size and kind of the data: pure rules, no training."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from boovae.config.resolve import recipe
 from boovae.config.settings import Settings, Value, fitted_batch
 
-#: Tasks of fewer images get the settings of the embedded digits, which are as small.
+#: Tasks with fewer images get the settings of the embedded digits, a dataset of that size.
 SMALL_TASK = 1000
 SMALL_EPOCHS = 70
-#: Steps that a larger task gets, as far as its limits on the epochs allow.
+#: Steps of a larger task, as far as the limits on its epochs allow.
 STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 40, 200
-#: Images of at most this many features are learned by a narrow network.
+#: Images with at most this many features get a narrow network.
 FEW_FEATURES = 256
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What the rules look at."""
+    """The facts about the data that the rules use."""
 
     images: int
     """Training images of the task."""
     features: int
     """Numbers in one image."""
     grey: bool
-    """Whether they are grey values; other numbers are standardised."""
+    """Whether they are grey values; other values are standardised."""
 
 
 def settings_for(data: DataSummary) -> dict[str, Value]:
@@ -41,7 +41,7 @@ def settings_for(data: DataSummary) -> dict[str, Value]:
         "latent_dim": min(max(data.features // 6, 2), 40),
         "net": "mlp:128" if data.features <= FEW_FEATURES else "mlp:300",
         "likelihood": "bernoulli" if data.grey else "normal",
-        "decoder_bounds": data.grey,  # the range of other numbers grows from task to task
+        "decoder_bounds": data.grey,  # the range of standardised values grows from task to task
         "batch_size": batch_size,
         "epochs": epochs,
         "learning_rate": 3e-3 if small else 1e-3,

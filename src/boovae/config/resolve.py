@@ -1,5 +1,5 @@
-"""Who wins where several say what a setting is: a flag, then the file, the preset, the strengths that `boovae tune`
-chose for a dataset, the recipe of the dataset, and last the default.
+"""Precedence of settings: a flag, then the file, the preset, the strengths that `boovae tune` chose for the dataset,
+the recipe of the dataset, and last the default.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from boovae.files import TEXT_BYTES, read_file
 
 
 class Parts(Protocol):
-    """What settings methods have: the registry, which lies above this room and comes in as an argument."""
+    """The settings that methods declare: the registry of methods, passed in because this room must not import it."""
 
     def sections(self, method: str) -> Sequence[type[Section]]:
         """Return the sections that a method, or a combination `a+b`, reads."""
@@ -36,9 +36,9 @@ def resolve(
     parts: Parts,
     common: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the settings from what the user named, a TOML file, a preset, the dataset's recipe and the defaults.
+    """Combine explicit settings, a TOML file, a preset, the dataset's recipe and the defaults.
 
-    `common` holds settings of several methods, as a file may: those that the method does not read are left out. In
+    `common` may hold settings of several methods, like a file: those that the method does not read are left out; in
     `given` they are refused.
     """
     named = {name: value for name, value in given.items() if value is not None}
@@ -52,7 +52,7 @@ def resolve(
 
 
 def from_mapping(values: Mapping[str, Any], *, parts: Parts) -> Settings:
-    """Return the settings of a mapping, flat or with a table per section; settings of other methods are left out.
+    """Make settings from a mapping, flat or with a table per section; settings of other methods are left out.
 
     >>> from boovae.methods import REGISTRY
     >>> from_mapping({"method": "ewc", "training": {"epochs": 3}, "boo_steps": 7}, parts=REGISTRY).own
@@ -71,7 +71,7 @@ def from_mapping(values: Mapping[str, Any], *, parts: Parts) -> Settings:
 
 
 def refuse_foreign(named: Iterable[str], method: str, parts: Parts) -> None:
-    """Refuse settings that the method would not read: whoever names one expects it to matter."""
+    """Refuse settings that the method does not read, because naming one would have no effect."""
     owners = parts.owners()
     read = {item.name for kind in parts.sections(method) for item in fields(kind)}
     for name in named:
@@ -82,7 +82,7 @@ def refuse_foreign(named: Iterable[str], method: str, parts: Parts) -> None:
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by name alone; `strengths`, a list of NAME=VALUE, is how version 0.1.0 wrote a method's."""
+    """Flatten sections into settings by name; also `strengths`, the NAME=VALUE list that version 0.1.0 wrote."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and name in (*CORE, "method_settings"):
@@ -95,7 +95,7 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(texts: Any) -> dict[str, float]:
-    """Return what NAME=VALUE texts say."""
+    """Parse texts of the form NAME=VALUE."""
     try:
         return {name: float(value) for name, _, value in (text.partition("=") for text in texts)}
     except (AttributeError, TypeError, ValueError):
@@ -103,12 +103,12 @@ def _numbers(texts: Any) -> dict[str, float]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file by name."""
+    """Read the settings in a TOML file, by name."""
     return flattened(read_toml(path))
 
 
 def read_toml(path: Path, argument: str = "config") -> dict[str, Any]:
-    """Read a TOML file, which an argument has named."""
+    """Read a TOML file that was given as `argument`."""
     try:
         return tomllib.loads(read_file(path, TEXT_BYTES).decode("utf-8"))
     except FileNotFoundError:
@@ -122,24 +122,24 @@ def read_toml(path: Path, argument: str = "config") -> dict[str, Any]:
 
 @functools.cache
 def packaged_toml(room: str, name: str) -> dict[str, Any]:
-    """Return a TOML file that lies beside the code of a room."""
+    """Read a TOML file that is packaged with a room."""
     return tomllib.loads(resources.files(room).joinpath(name).read_text(encoding="utf-8"))
 
 
 def chosen(dataset: str, method: str, preset: str | None = None) -> dict[str, Any]:
-    """Return what holds for a dataset and a method where the user says nothing else."""
+    """Return the settings for a dataset and a method that hold unless the user sets others."""
     return {**recipe(dataset), **strengths(dataset, method), **_preset(preset, dataset)}
 
 
 def recipe(dataset: str) -> dict[str, Any]:
-    """Return what belongs to a dataset; the user's own data have a recipe of their own."""
+    """Return the recipe of a dataset; all of the user's own data share one."""
     recipes = packaged_toml("boovae.config", "recipes.toml")
     found: dict[str, Any] = recipes.get(dataset, recipes["own_data"])
     return found
 
 
 def strengths(dataset: str, method: str) -> dict[str, Any]:
-    """Return what was chosen on validation data for a method, or for the parts of a combination."""
+    """Return the strengths chosen on validation data for a method, or for the parts of a combination."""
     sections = packaged_toml("boovae.config", "strengths.toml").get(dataset, {})
     chosen: dict[str, Any] = {}
     for name in (*method.split("+"), method):

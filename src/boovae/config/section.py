@@ -1,7 +1,7 @@
 """A group of settings: a small frozen dataclass whose values are checked against their types and limits.
 
 The core has four of them (`settings.py`); each method, inside the package or outside, declares its own beside its code.
-Names are unique over all sections, so a flag, a line of TOML and a keyword can all name a setting by it.
+Names are unique over all sections, so flags, TOML files and keywords can all refer to a setting by its name alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Share = Annotated[float, Meta(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class Section:
-    """Settings that belong together; a value of the wrong type or beyond its limits is refused.
+    """Settings that belong together; a value of the wrong type or outside its limits is refused.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Section:
     AnchorSettings(anchor_pull=3.0)
     """
 
-    #: Settings that the command line's help shows only when it is asked for all.
+    #: Settings that the command line shows only with --help-all.
     advanced: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
-    """Return the value as its type; TOML has lists where we have tuples, and NumPy its own numbers."""
+    """Check a value and convert it to its type: TOML has lists for tuples, NumPy its own numbers."""
     value = _plain(value)
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, int) and not -(2**63) <= item < 2**63:
@@ -74,14 +74,14 @@ def checked(name: str, value: Any, hint: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's numbers and arrays, also those within a list, as Python's."""
+    """Convert NumPy's numbers and arrays, also those within a list, to Python's."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 def wanted(found: inspect.Type) -> str:
-    """Say in words what a type takes.
+    """Describe in words what a type accepts.
 
     >>> wanted(inspect.type_info(AtLeastOne)), wanted(inspect.type_info(Share))
     ('a whole number of at least 1', 'a number of at least 0 and under 1')
@@ -109,7 +109,7 @@ def wanted(found: inspect.Type) -> str:
 
 
 def _limits(found: inspect.IntType | inspect.FloatType) -> str:
-    """Write limits in words."""
+    """Describe limits in words."""
     words = (("of at least", found.ge), ("above", found.gt), ("at most", found.le), ("under", found.lt))
     named = [f"{word} {limit:g}" for word, limit in words if limit is not None]
     return f" {' and '.join(named)}" if named else ""

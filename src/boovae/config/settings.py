@@ -1,7 +1,7 @@
-"""What every run has: the core settings and their defaults. Imports neither torch nor tyro.
+"""The core settings, which every run has, and their defaults. Imports neither torch nor tyro.
 
-The settings of methods lie beside the methods; `Settings.own` holds their values by name and `Settings.of` gives them
-their types back.
+The settings of methods are declared beside the methods; `Settings.own` holds their values by name, and `Settings.of`
+returns them as typed sections.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import tomli_w
 from boovae.config.section import AtLeastOne, NotNegative, Positive, Section, Share, WholeNumber, checked
 from boovae.errors import SettingError
 
-#: Tasks of few images get no smaller batches than this, except by `batch_size`.
+#: The smallest batch that a task of few images gets, unless `batch_size` is smaller.
 SMALLEST_BATCH = 32
 
 Part = TypeVar("Part", bound=Section)
-#: The value of a setting as TOML and JSON can hold it; None where it is left out.
+#: The value of a setting as TOML and JSON can hold it; None if it is left out.
 Value = str | int | float | bool | tuple[Any, ...] | None
 
 
 @dataclass(frozen=True)
 class DataSettings(Section):
-    """Which images are learned, in which tasks."""
+    """Which images to learn, and in which tasks."""
 
     dataset: str = "digits"
     """Dataset: digits, mnist, fashion_mnist, notmnist, celeba, celeba64, folder:PATH or npz:PATH."""
     tasks: AtLeastOne | None = None
-    """Learn only the first N tasks; all of them if not given."""
+    """Learn only the first N tasks; all if not given."""
     classes_per_task: AtLeastOne = 1
-    """How many classes make one task."""
+    """Number of classes per task."""
     class_order: tuple[int, ...] | None = None
-    """The order in which the classes come; the dataset's own if not given."""
+    """Order of the classes; the dataset's own if not given."""
     borders: tuple[int, ...] | None = None
-    """Cut the training images, class after class, at these places instead of between classes (see --detect-tasks)."""
+    """Cut the training images, class by class, at these positions instead of between classes (see --detect-tasks)."""
     limit: AtLeastOne | None = None
     """At most this many images per class and split."""
     binarize: Literal["none", "dynamic", "threshold"] = "none"
-    """Grey values as they are (the paper), drawn again in every epoch, or cut at one half."""
+    """Grey values as they are (the paper), sampled again in every epoch, or thresholded at one half."""
     data_seed: WholeNumber = 0
-    """Decides the split into training, validation and test images."""
+    """Seed of the split into training, validation and test images."""
 
     advanced: ClassVar = frozenset({"class_order", "borders", "data_seed"})
 
@@ -58,7 +58,7 @@ class ModelSettings(Section):
     normalisation: Literal["group", "batch"] = "group"
     """Convolutional networks: normalise channels in groups, or over the batch (the paper)."""
     decoder_bounds: bool = True
-    """Convolutional networks: keep mean pixels within the range of the pixels."""
+    """Convolutional networks: bound mean pixels to the range of the data."""
     latent_dim: AtLeastOne = 40
     """Dimension of the latent space."""
     likelihood: Literal["bernoulli", "normal", "logistic", "l1"] = "bernoulli"
@@ -66,9 +66,9 @@ class ModelSettings(Section):
     log_variance_range: tuple[float, float] = (-6.0, 2.0)
     """Limits of the encoder's log-variance."""
     prior: Literal["normal", "vamp"] = "normal"
-    """Prior of methods that bring none of their own: N(0, I), or a VampPrior of learned images."""
+    """Prior of methods that do not bring their own: N(0, I), or a VampPrior of learned images."""
     components: AtLeastOne = 15
-    """Pseudo-inputs per task; `vamp` has that many in all, with `joint` and `scratch` for each task seen."""
+    """Pseudo-inputs per task; of prior `vamp` in total, except for `joint` and `scratch` (per task seen)."""
 
     advanced: ClassVar = frozenset({"normalisation", "decoder_bounds", "log_variance_range"})
 
@@ -81,22 +81,22 @@ class ModelSettings(Section):
 
 @dataclass(frozen=True)
 class TrainingSettings(Section):
-    """How a task is learned."""
+    """How to learn a task."""
 
     replicas: AtLeastOne = 1
-    """How many seeds are trained at once."""
+    """Number of seeds to train at once."""
     seed: WholeNumber = 0
     """Seed of the first replica; the others follow by one."""
     epochs: AtLeastOne = 200
-    """Most epochs per task."""
+    """Maximum number of epochs per task."""
     batch_size: AtLeastOne = 250
-    """Most images per step (see --epoch-steps)."""
+    """Maximum number of images per step (see --epoch-steps)."""
     epoch_steps: AtLeastOne = 1
-    """Fewest steps per epoch: a task of few images gets smaller batches, of 32 or more."""
+    """Minimum number of steps per epoch: a task of few images gets smaller batches, of at least 32."""
     learning_rate: Positive = 5e-4
     """Adam's learning rate at the start of a task."""
     schedule: Literal["cosine", "plateau"] = "cosine"
-    """Lower the learning rate as half a cosine over the epochs, or halve it on plateaus."""
+    """Decay the learning rate as half a cosine over the epochs, or halve it on plateaus."""
     plateau_patience: AtLeastOne = 30
     """Epochs without improvement after which the learning rate is halved."""
     early_stop: AtLeastOne = 50
@@ -110,9 +110,9 @@ class TrainingSettings(Section):
     bound_samples: AtLeastOne = 1
     """Latent samples per image in the training bound; more than one tighten it (the importance-weighted bound)."""
     jitter: Share = 0.0
-    """Vary brightness, contrast and saturation of training images by up to this share; colour images only."""
+    """Vary brightness, contrast and saturation of training images by up to this fraction; colour images only."""
     deform: Share = 0.0
-    """Stretch, turn, shear and shift training pictures a little: the deviation of each, say 0.05."""
+    """Standard deviation of random stretching, rotation, shear and shift of training pictures, for example 0.05."""
     mirror: bool = False
     """Flip half of each training batch horizontally."""
 
@@ -129,7 +129,7 @@ class TrainingSettings(Section):
         return tuple(range(self.seed, self.seed + self.replicas))
 
     def batch_of(self, images: int) -> int:
-        """Return the number of images per step of a task of `images` images.
+        """Return the batch size of a task of `images` images.
 
         >>> [TrainingSettings(epoch_steps=20).batch_of(images) for images in (20, 48, 2000, 60000)]
         [20, 24, 100, 250]
@@ -137,12 +137,12 @@ class TrainingSettings(Section):
         batch = min(fitted_batch(images, self.batch_size, self.epoch_steps), images)
         if self.epoch_steps == 1:
             return batch
-        return images // -(-images // batch)  # evenly: of few images none is left over
+        return images // -(-images // batch)  # even batches, so that no image of a small task is left over
 
 
 @dataclass(frozen=True)
 class EvaluationSettings(Section):
-    """How much is sampled to measure a model."""
+    """How many samples to measure a model with."""
 
     samples: AtLeastOne = 5000
     """Importance samples per scored image."""
@@ -152,7 +152,7 @@ class EvaluationSettings(Section):
 
 @dataclass(frozen=True)
 class Settings:
-    """What defines a run: together with the data it decides every number in `metrics.jsonl`."""
+    """All settings of a run: together with the data they determine every number in `metrics.jsonl`."""
 
     method: str = "boo+distill"
     data: DataSettings = field(default_factory=DataSettings)
@@ -163,7 +163,7 @@ class Settings:
     own: tuple[tuple[str, Value], ...] = ()
 
     def of(self, kind: type[Part]) -> Part:
-        """Return a section of the method, with the defaults where nothing was set."""
+        """Return a section of the method, with defaults for what was not set."""
         names = {item.name for item in fields(kind)}
         return kind(**{name: value for name, value in self.own if name in names})
 
@@ -177,7 +177,7 @@ class Settings:
         return {"method": self.method, **core, **dict(self.own)}
 
     def changed(self, **values: Any) -> Settings:
-        """Return settings with other values; a name that is not in the core belongs to the method.
+        """Return settings with other values; a name that is not a core setting belongs to the method.
 
         >>> Settings().changed(epochs=3, method="ewc", ewc_strength=10.0).own
         (('ewc_strength', 10.0),)
@@ -191,7 +191,7 @@ class Settings:
         return replace(self, method=method, own=tuple(sorted(own.items())), **sections)  # type: ignore[arg-type]
 
 
-#: The sections of the core by their places in `Settings`.
+#: The core sections by their field in `Settings`.
 CORE: dict[str, type[Section]] = {
     "data": DataSettings,
     "model": ModelSettings,
@@ -208,7 +208,7 @@ def fitted_batch(images: int, most: int, steps: int) -> int:
 
 
 def to_toml(settings: Settings, sections: Sequence[type[Section]] = ()) -> str:
-    """Return the settings as TOML, a table per section; `sections` are the method's, written with every value."""
+    """Return the settings as TOML, one table per section; `sections` are the method's, written with every value."""
     tables: dict[str, Any] = {"method": settings.method}
     for name in CORE:
         tables[name] = _written(asdict(getattr(settings, name)))
@@ -217,7 +217,7 @@ def to_toml(settings: Settings, sections: Sequence[type[Section]] = ()) -> str:
 
 
 def _written(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what TOML can hold, which has no null."""
+    """Convert values for TOML, which has no null."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
 
 

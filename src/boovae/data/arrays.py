@@ -1,4 +1,4 @@
-"""What may be handed in as images and labels, and the checks every source passes through."""
+"""Accepted forms of images and labels, and the checks that every source passes through."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Held = float | int | None
 
 
 class Labelled(NamedTuple):
-    """Images ``(n, *shape)``, the class and, if known, the split 0/1/2 of each, and how they were split."""
+    """Images ``(n, *shape)``, their labels, their splits 0/1/2 if known, and how they were split."""
 
     images: NDArray[Any]
     labels: IntArray
@@ -36,10 +36,10 @@ def as_images(
 ) -> NDArray[Any]:
     """Return images as ``(n, *shape)``, uint8 if they were, else float32; colour is stored channels first.
 
-    With ``exact`` numbers that float32 does not hold stay float64.
+    With ``exact``, numbers that do not fit into float32 stay float64.
 
     ``where`` names the argument in errors. Accepted are ``(n, features)``, ``(n, h, w)``, ``(n, h, w, c)``
-    and, where the last axis cannot be the colour, ``(n, c, h, w)``. ``shape`` is the one wanted for an image.
+    and, if the last axis cannot be the colour, ``(n, c, h, w)``. ``shape`` is the shape that one image must have.
 
     >>> as_images(np.zeros((5, 8, 8, 3), np.uint8), "images").shape
     (5, 3, 8, 8)
@@ -52,7 +52,7 @@ def as_images(
     if images.ndim < 2 or images.ndim > 4:
         raise InputError(
             f"{where}: images must be (n, features), (n, height, width) or (n, height, width, colours), "
-            f"found {images.shape}; one image alone is images[None]"
+            f"found {images.shape}; pass a single image as images[None]"
         )
     if shape is None:
         images = _channels_first(images, where)
@@ -62,12 +62,12 @@ def as_images(
             raise InputError(f"{where}: shape {tuple(shape)} does not fit images of shape {images.shape[1:]}")
         images = images.reshape(len(images), *shape)
     if images.size == 0:
-        raise InputError(f"{where}: no pixels in images of shape {images.shape}; leave empty tasks out")
+        raise InputError(f"{where}: no pixels in images of shape {images.shape}; leave out empty tasks")
     return images
 
 
 def as_numpy(array: ArrayLike | Tensor, where: str) -> NDArray[Any]:
-    """Return an array or a tensor of any device as a NumPy array; ``where`` names the argument in errors."""
+    """Return an array, or a tensor on any device, as a NumPy array; ``where`` names the argument in errors."""
     if isinstance(array, Tensor):
         tensor = array.detach().cpu()
         return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
@@ -88,7 +88,7 @@ def _channels_first(images: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def as_labels(labels: ArrayLike | Tensor, count: int, where: str) -> IntArray:
-    """Return ``(count,)`` int64 labels, or say what is wrong with them."""
+    """Return ``(count,)`` int64 labels; raise an error that says what is wrong with them."""
     found = as_numpy(labels, where)
     if found.ndim != 1 or len(found) != count:
         raise InputError(f"{where}: {count} images need labels of shape ({count},), found {found.shape}")
@@ -103,7 +103,7 @@ def as_labels(labels: ArrayLike | Tensor, count: int, where: str) -> IntArray:
 
 
 def check_pixels(images: NDArray[Any], pixel_range: tuple[float, float], where: str) -> NDArray[Any]:
-    """Return the images; float pixels must be finite and inside ``pixel_range`` (rounding is clipped)."""
+    """Return the images; float pixels must be finite and inside ``pixel_range`` (rounding errors are clipped)."""
     if images.dtype == np.uint8:
         return images
     low, high = pixel_range
@@ -113,7 +113,7 @@ def check_pixels(images: NDArray[Any], pixel_range: tuple[float, float], where: 
         raise InputError(f"{where}: NaN or infinite pixels, first in image {bad}; remove or repair these images")
     slack = 1e-6 * (high - low)
     if found_low < low - slack or found_high > high + slack:
-        remedy = "divide by 255 or hand in uint8" if 127 < found_high <= 255 else "rescale them"
+        remedy = "divide by 255 or pass uint8" if 127 < found_high <= 255 else "rescale them"
         raise InputError(
             f"{where}: pixels in [{found_low:g}, {found_high:g}], outside pixel_range [{low:g}, {high:g}]; "
             f"{remedy}, or pass the right pixel_range"
@@ -123,7 +123,7 @@ def check_pixels(images: NDArray[Any], pixel_range: tuple[float, float], where: 
 
 
 def to_float(images: NDArray[Any], pixel_range: tuple[float, float]) -> Tensor:
-    """Return a float32 copy of images ``(n, *shape)``; uint8 0..255 is stretched over ``pixel_range``."""
+    """Return a float32 copy of images ``(n, *shape)``; uint8 0..255 is mapped onto ``pixel_range``."""
     pixels = torch.from_numpy(np.array(images))
     if pixels.dtype != torch.uint8:
         return pixels.float()
@@ -135,15 +135,15 @@ def to_float(images: NDArray[Any], pixel_range: tuple[float, float]) -> Tensor:
 def random_split(count: int, seed: Sequence[int], where: str, *, valid: Held = None, test: Held = None) -> IntArray:
     """Return a split code 0, 1 or 2 for each of ``count`` images, drawn at random with ``seed``.
 
-    ``test`` and ``valid`` are a share or a number of images, a tenth by default, 0 for none; the share of the
-    validation images is one of what the test images leave.
+    ``test`` and ``valid`` are a share or a number of images: a tenth by default, 0 for none. The validation share
+    is taken of the images that remain after the test images.
     """
     n_test = _held_out(test, count, f"{where}: test")
     n_valid = _held_out(valid, count - n_test, f"{where}: valid")
     if n_test + n_valid >= count:
         raise InputError(
             f"{where}: too few images: of {count}, {n_test} would be test and {n_valid} valid, none train; "
-            "each task needs at least 1 image in train, valid and test, so 3 in all"
+            "each task needs at least 1 image in train, valid and test, so at least 3"
         )
     split = np.full(count, TRAIN, np.int64)
     order = np.random.default_rng(list(seed)).permutation(count)
@@ -157,8 +157,8 @@ def _held_out(amount: Held, count: int, where: str) -> int:
         amount = 0.1
     if isinstance(amount, int):
         if amount < 0:
-            raise InputError(f"{where}={amount}: hand in a number of images, 0 or more")
+            raise InputError(f"{where}={amount}: pass a number of images, 0 or more")
         return amount
     if not 0 < amount < 1:
-        raise InputError(f"{where}={amount:g}: a share lies between 0 and 1; a whole number means images")
-    return math.ceil(round(count * amount, 9))  # up, as the published split of notMNIST was cut
+        raise InputError(f"{where}={amount:g}: a share lies between 0 and 1; pass an integer for a number of images")
+    return math.ceil(round(count * amount, 9))  # rounded up, as in the published split of notMNIST

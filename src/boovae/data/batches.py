@@ -1,7 +1,7 @@
-"""Data in batches, which may be larger than memory: what counts as batches, and how they become one array.
+"""Data in batches, which may be larger than memory: recognise batches and join them into one array.
 
-Batches that would not fit into memory together go to a file without a name, which a task reads like an array and which
-is gone with it.
+Batches that may not fit into memory together are written to an unnamed temporary file, which a task reads like an array
+and which disappears with it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from boovae.errors import InputError
 
 
 def check_kind(data: object) -> None:
-    """Refuse what cannot be images, and say what can."""
+    """Refuse data that cannot be images, with an error that lists what is accepted."""
     none = data is None or isinstance(data, (str, bytes, PathLike, Mapping))
     if none and not hasattr(data, "ndim"):  # SciPy has a sparse matrix that is a dictionary
         raise InputError(
-            f"X is a {type(data).__name__}; hand in an array or tensor (n, features), (n, height, width) or "
+            f"X is a {type(data).__name__}; pass an array or tensor (n, features), (n, height, width) or "
             "(n, height, width, colours), or an iterable of such batches"
         )
 
 
 @contextmanager
 def hint_at_batches(data: object) -> Iterator[None]:
-    """Add to the error of a list that cannot be read as an array how it would be read as batches."""
+    """Where a list cannot be read as an array, add to the error how to pass it as batches."""
     try:
         yield
     except InputError as error:
         if isinstance(data, (list, tuple)):
-            raise InputError(f"{error.text}; a list is one array, a list of batches is iter(X)") from error
+            raise InputError(f"{error.text}; a list is read as one array; pass a list of batches as iter(X)") from error
         raise
 
 
@@ -49,17 +49,17 @@ def is_batches(data: object) -> TypeGuard[Iterable[Any]]:
 
 
 def concatenated(function: Callable[[Any], NDArray[Any]], batches: Iterable[Any]) -> NDArray[Any]:
-    """Return the results of a function for the images of each batch, as one array."""
+    """Apply a function to the images of each batch and return the results as one array."""
     parts = [function(images_of_batch(batch)) for batch in batches]
     if not parts:
-        raise InputError("X has no batches; a generator can be read once: make a new one for every call")
+        raise InputError("X has no batches; a generator can be read only once: make a new one for every call")
     return np.concatenate(parts)
 
 
 def images_of_batch(batch: Any) -> Any:
-    """Return the images of a batch (images, labels), as data loaders make them, or the batch itself.
+    """Return the images of a batch (images, labels), as data loaders return it, or else the batch itself.
 
-    More than two arrays of one shape are not images with labels but a list of pictures.
+    More than two arrays of the same shape are a list of pictures, not images with labels.
     """
     if not isinstance(batch, (tuple, list)) or not batch or getattr(batch[0], "ndim", 0) < 2:
         return batch
@@ -68,9 +68,9 @@ def images_of_batch(batch: Any) -> Any:
 
 
 def spooled(batches: Iterable[Rows]) -> Rows:
-    """Write batches (n, D) to a file without a name, and return it as one array that is read from disk as needed.
+    """Write batches (n, D) to an unnamed temporary file and return it as one array that is read from disk as needed.
 
-    The file lies in the folder for temporary files (TMPDIR), and is gone with the array, however the process ends.
+    The file lies in the folder for temporary files (TMPDIR) and disappears with the array, however the process ends.
     """
     with tempfile.TemporaryFile() as file:
         count, head = 0, None
@@ -79,6 +79,6 @@ def spooled(batches: Iterable[Rows]) -> Rows:
             np.ascontiguousarray(batch, dtype=head.dtype).tofile(file)
             count += len(batch)
         if head is None or not count:
-            raise InputError("X has no batches: hand in at least one")
+            raise InputError("X has no batches: pass at least one")
         file.flush()
         return np.memmap(file, dtype=head.dtype, mode="r+", shape=(count, head.shape[1]))

@@ -1,4 +1,4 @@
-"""The same images, cut into other tasks."""
+"""Cut the images of a stream into other tasks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from boovae.errors import InputError
 
 
 def recut(stream: Stream, borders: Sequence[int]) -> Stream:
-    """Return the stream with its training images, in their order, cut at `borders` (positions in their sequence).
+    """Return the stream with its sequence of training images cut at `borders` (positions in that sequence).
 
-    Validation and test images are cut at the same places of the stream: where a border falls after a third of a task's
-    training images, it falls after a third of its validation images too.
+    Validation and test images are cut in proportion: a border after a third of a task's training images also falls
+    after a third of its validation images.
 
     >>> import numpy as np
     >>> stream = Stream.from_tasks([np.zeros((100, 4)), np.ones((100, 4))])
@@ -28,7 +28,7 @@ def recut(stream: Stream, borders: Sequence[int]) -> Stream:
     ends = [0, *borders, total]
     if any(later <= earlier for earlier, later in itertools.pairwise(ends)):
         raise InputError(
-            f"{{borders}} is {list(borders)}; they must rise and lie between 1 and {total - 1}: "
+            f"{{borders}} is {list(borders)}; they must increase and lie between 1 and {total - 1}: "
             f"there are {total} training images"
         )
     pieces = {name: _pieces(stream, name, ends) for name in SPLITS}
@@ -37,7 +37,7 @@ def recut(stream: Stream, borders: Sequence[int]) -> Stream:
         parts = {name: pieces[name][index] for name in SPLITS}
         for name, part in parts.items():
             if not len(part.images):
-                raise InputError(f"{{borders}}: task {index + 1} would have no {name} image; leave a border out")
+                raise InputError(f"{{borders}}: task {index + 1} would have no {name} image; remove a border")
         labels = torch.cat([part.labels for part in parts.values()])
         tasks.append(Task(str(index + 1), **parts, classes=tuple(labels.unique().tolist())))
     record = {**stream.split_record, "borders": list(borders), **sizes_record(tasks)}
@@ -45,7 +45,7 @@ def recut(stream: Stream, borders: Sequence[int]) -> Stream:
 
 
 def _pieces(stream: Stream, name: str, ends: Sequence[int]) -> list[Split]:
-    """Return one split's images, cut where the training images are cut."""
+    """Return the images of one split, cut in proportion to the training images."""
     splits = [getattr(task, name) for task in stream]
     images, labels = (torch.cat([split[column] for split in splits]) for column in range(2))
     places, before, own_before = [], 0, 0

@@ -1,9 +1,9 @@
 """Faces by the colour of their hair: CelebA (Liu, Luo, Wang and Tang, 2015) from its official files.
 
-A picture is taken if exactly one of the four hair colours is marked and none of hat, bald head and receding hairline;
-it is brought to a width of 45 pixels and cut to the middle 32 x 32 (90 and 64). All are decoded once, on all cores,
-into one array in the cache; later that array is mapped into memory. A NumPy file `celeba_32.npz` (`celeba_64.npz`) of
-pictures that were prepared elsewhere does as well.
+A picture is used if exactly one of the four hair colours is marked and none of hat, bald head and receding hairline.
+It is resized to a width of 45 pixels and cropped to the central 32 x 32 (90 and 64 for the larger size). All pictures
+are decoded once, on all cores, into one array in the cache; later that array is mapped into memory. A prepared NumPy
+file `celeba_32.npz` (`celeba_64.npz`) may replace the official files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ HOW = "official partition"
 HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair", "Gray_Hair")
 CLASS_NAMES = tuple(name.removesuffix("_Hair").lower() for name in HAIR)
 NONE_OF = ("Wearing_Hat", "Bald", "Receding_Hairline")
-#: The size of every aligned picture, and what is made of it.
+#: The size of every aligned picture, and the views that are cut from it.
 SIZE = (178, 218)
 VIEWS = {32: View(SIZE, (45, 55), 32), 64: View(SIZE, (90, 110), 64)}
-#: Part of the cache's key; raised when pictures come out otherwise.
+#: Part of the cache's key; increase it when decoding gives other pixels.
 VERSION = 1
 
 #: The official files, and where they lie in a folder: together, or as they are downloaded.
@@ -101,7 +101,7 @@ def _checked(data: Labelled, side: int, path: Path) -> Labelled:
 def _present(folder: Path, names: Sequence[str]) -> Path:
     found = next((folder / name for name in names if (folder / name).exists()), None)
     if found is None:
-        raise InputError(f"{folder / names[0]}: not there; CelebA needs it, get it from where the other files are from")
+        raise InputError(f"{folder / names[0]}: not there; CelebA needs it, get it from the source of the other files")
     return found
 
 
@@ -109,22 +109,22 @@ def _present(folder: Path, names: Sequence[str]) -> Path:
 
 
 def select(layout: Layout) -> Selected:
-    """Return the pictures with one colour of hair, in the order of the attribute file."""
+    """Return the pictures with exactly one hair colour, in the order of the attribute file."""
     names, files, marks = read_attributes(layout.attributes)
     unknown = [name for name in (*HAIR, *NONE_OF) if name not in names]
     if unknown:
-        raise InputError(f"{layout.attributes}: no attribute '{unknown[0]}' among its {len(names)}; get it again")
+        raise InputError(f"{layout.attributes}: no attribute '{unknown[0]}' among its {len(names)}; get a fresh copy")
     column = {name: marks[:, place] for place, name in enumerate(names)}
     hair = np.stack([column[name] for name in HAIR], 1)
     wanted = (hair.sum(1) == 1) & ~np.any([column[name] for name in NONE_OF], 0)
     rows = np.flatnonzero(wanted)
     if not len(rows):
-        raise InputError(f"{layout.attributes}: no picture has exactly one colour of hair; is it the whole file?")
+        raise InputError(f"{layout.attributes}: no picture has exactly one hair colour; is the file complete?")
     split_of = read_partition(layout.partition)
     chosen = tuple(files[row] for row in rows)
     missing = next((file for file in chosen if file not in split_of), None)
     if missing is not None:
-        raise InputError(f"{layout.partition}: no row for {missing}, which {layout.attributes.name} has; get it again")
+        raise InputError(f"{layout.partition}: no row for {missing} of {layout.attributes.name}; get a fresh copy")
     return Selected(chosen, hair[rows].argmax(1), np.array([split_of[file] for file in chosen], np.int64))
 
 
@@ -137,16 +137,16 @@ def read_attributes(path: Path) -> tuple[list[str], list[str], NDArray[np.bool_]
         raise InputError(f"{path}: the first line must be a number of rows, the second the attributes") from None
     rows = [line.split() for line in lines[2:] if line.strip()]
     if len(rows) != count:
-        raise InputError(f"{path}: the first line promises {count} rows, there are {len(rows)}; get it again")
+        raise InputError(f"{path}: the first line promises {count} rows, there are {len(rows)}; get a fresh copy")
     for number, row in enumerate(rows, start=3):
         if len(row) != 1 + len(names):
-            raise InputError(f"{path}, line {number}: {len(row) - 1} marks for {len(names)} attributes; get it again")
+            raise InputError(f"{path}, line {number}: {len(row) - 1} marks, {len(names)} attributes; get a fresh copy")
     try:
         marks = np.array([row[1:] for row in rows]).astype(np.int64)
     except ValueError as error:
-        raise InputError(f"{path}: marks must be 1 or -1 ({error}); get it again") from error
+        raise InputError(f"{path}: marks must be 1 or -1 ({error}); get a fresh copy") from error
     if not np.isin(marks, (-1, 0, 1)).all():
-        raise InputError(f"{path}: marks must be 1 or -1, found {marks.max()}; get it again")
+        raise InputError(f"{path}: marks must be 1 or -1, found {marks.max()}; get a fresh copy")
     return names, [_file_name(row[0], path) for row in rows], marks == 1
 
 
@@ -158,7 +158,7 @@ def read_partition(path: Path) -> dict[str, int]:
         if not words:
             continue
         if len(words) != 2 or words[1] not in ("0", "1", "2"):
-            raise InputError(f"{path}, line {number}: a row is a file name and 0, 1 or 2; get it again")
+            raise InputError(f"{path}, line {number}: a row is a file name and 0, 1 or 2; get a fresh copy")
         found[words[0]] = int(words[1])
     return found
 
@@ -167,7 +167,7 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); get it again") from error
+        raise InputError(f"{path}: cannot be read ({error}); get a fresh copy") from error
 
 
 def _file_name(name: str, path: Path) -> str:
@@ -180,7 +180,7 @@ def _file_name(name: str, path: Path) -> str:
 
 
 def _decoded(layout: Layout, files: Sequence[str], side: int) -> NDArray[np.uint8]:
-    """Return the pictures, mapped into memory from the cache, decoded before that if need be."""
+    """Return the pictures, memory-mapped from the cache; decode them first if they are not there."""
     import filelock
 
     path = cache_folder() / FOLDER / f"{_key(layout, files, side)}.npy"
@@ -202,7 +202,7 @@ def _decoded(layout: Layout, files: Sequence[str], side: int) -> NDArray[np.uint
 
 
 def _key(layout: Layout, files: Sequence[str], side: int) -> str:
-    """Return what the decoded pictures are called: another when a file, its size or its time is another."""
+    """Return the cache key of the decoded pictures; it changes with the files, their sizes and their times."""
     content = hashlib.sha256(json.dumps([VERSION, side, VIEWS[side]]).encode())
     for file in files:
         try:
@@ -211,7 +211,7 @@ def _key(layout: Layout, files: Sequence[str], side: int) -> str:
             absent = sum(not (layout.pictures / name).is_file() for name in files)
             raise InputError(
                 f"{layout.pictures / file}: {layout.attributes.name} names it, but it is not there "
-                f"({absent} of {len(files)} chosen pictures are missing); get it, or take the rows out of the list"
+                f"({absent} of {len(files)} chosen pictures are missing); get them, or remove their rows from the list"
             ) from None
         content.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
     return f"{side}-{content.hexdigest()[:32]}"

@@ -1,4 +1,4 @@
-"""The datasets by name, and how each becomes a stream of tasks."""
+"""Load datasets by name as streams of tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from boovae.files import write_file
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known about a dataset: where it comes from, what it holds, which files it needs."""
+    """A dataset: its origin, its content and the files that it needs."""
 
     name: str
     description: str
@@ -47,7 +47,7 @@ class DatasetInfo:
         return paths[0].parent if paths and paths[0] is not None and None not in paths else None
 
     def is_present(self, data_dir: str | Path | None = None) -> bool:
-        """Say whether the dataset can be loaded without a network."""
+        """Return whether the dataset can be loaded without a network."""
         return self.embedded or self.where(data_dir) is not None
 
     def read(self, data_dir: str | Path | None = None) -> list[NDArray[np.uint8]]:
@@ -73,7 +73,7 @@ def _known_datasets() -> dict[str, DatasetInfo]:
 
 DATASETS = _known_datasets()
 
-#: What a name with a path means; not in ``DATASETS`` because the data is the user's own.
+#: Names that contain a path; not in ``DATASETS`` because the data are the user's own.
 PATH_FORMS = {
     "folder:PATH": "a folder with one sub-folder of pictures per class",
     "npz:PATH": "a NumPy file with images and labels, perhaps split",
@@ -96,13 +96,13 @@ def load_stream(
     Parameters
     ----------
     name : of a dataset in ``DATASETS``, or ``folder:PATH`` or ``npz:PATH``.
-    data_dir : folder that holds ``<dataset>/<file>``; else BOOVAE_DATA, then the cache, then a download.
+    data_dir : folder that holds ``<dataset>/<file>``; by default BOOVAE_DATA, then the cache, then a download.
     seed : decides the split into train, valid and test, and is recorded.
-    classes_per_task : how many classes make one task; None puts all of them into one.
-    class_order : the classes in the order they come, perhaps not all; by default as they are numbered.
-    limit : the most images per class and split.
+    classes_per_task : number of classes per task; None puts all classes into one task.
+    class_order : the classes to use, in order; by default all, in numerical order.
+    limit : maximum number of images per class and split.
     binarize : "none", "threshold" or "dynamic", see :class:`Stream`.
-    pixel_range : onto which black and white are stretched; the dataset's own by default.
+    pixel_range : range onto which black and white are mapped; by default that of the dataset.
 
     >>> stream = load_stream("digits", classes_per_task=2)
     >>> stream, stream[0].name, stream.split_record["sizes"]
@@ -133,9 +133,9 @@ def load_stream(
 
 
 def pack_dataset(name: str, out: Path | None = None, data_dir: str | Path | None = None, seed: int = 0) -> Path:
-    """Write a dataset as one NumPy file that ``npz:PATH`` reads: images, labels, split and names of the classes.
+    """Write a dataset as one NumPy file that ``npz:PATH`` reads: images, labels, split and class names.
 
-    The faces' file, put where CelebA is looked for, stands in for the thousands of pictures it was made from.
+    The file of faces, placed where CelebA is searched for, replaces the pictures that it was made from.
     """
     source = _read_source(name, data_dir, seed)
     sides = "x".join(map(str, dict.fromkeys(source.images.shape[-2:])))
@@ -154,7 +154,7 @@ def pack_dataset(name: str, out: Path | None = None, data_dir: str | Path | None
 
 
 def _stretched(images: NDArray[Any], pixel_range: tuple[float, float]) -> NDArray[Any]:
-    """Return grey values in [0, 1] stretched over the range; bytes are stretched later, when they become floats."""
+    """Map grey values in [0, 1] onto the range; uint8 is mapped later, when it is converted to floats."""
     if images.dtype == np.uint8 or pixel_range == (0.0, 1.0):
         return images
     low, high = pixel_range
@@ -172,7 +172,7 @@ def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Labelled:
 
 
 def unknown_dataset(name: str, argument: str = "dataset") -> InputError:
-    """Return the error for an unknown dataset; for a path it says how paths are written."""
+    """Return the error for an unknown dataset; for a path it explains how to write one."""
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix == ".npz":
         return InputError(f"{argument} is {name}; a path needs its kind: {'folder' if path.is_dir() else 'npz'}:{name}")
@@ -210,7 +210,7 @@ def _celeba(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labell
 
 
 def _split_by_class(data: Labelled, seed: int) -> Labelled:
-    """Return the data with its own split; what that lacks is drawn per class from the train images."""
+    """Return the data with its own split; a missing part is drawn from the training images of each class."""
     split = np.full(len(data.labels), TRAIN) if data.split is None else data.split.copy()
     lacking: dict[str, Any] = {key: None for key, code in (("valid", VALID), ("test", TEST)) if code not in split}
     if lacking:
@@ -249,7 +249,7 @@ def _class_groups(source: Labelled, class_order: Sequence[int] | None, size: int
 
 
 def _within_limit(source: Labelled, limit: int, seed: int) -> NDArray[np.bool_]:
-    """Mark ``limit`` random images of each class and split; a smaller limit marks a part of them."""
+    """Mark ``limit`` random images of each class and split; a smaller limit marks a subset of them."""
     kept = np.zeros(len(source.labels), np.bool_)
     for label in np.unique(source.labels):
         for code in (TRAIN, VALID, TEST):

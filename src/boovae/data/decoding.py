@@ -1,8 +1,8 @@
 """Decode many JPEG pictures in worker processes, which run this file as a script (see `decode_pictures`).
 
-A process of its own, not a fork: the parent may have threads and a GPU. It imports neither torch nor the rest of the
-package. It reads one JSON object from its input, writes pixels straight into an array on the disk, and prints how many
-pictures it has done, or what is wrong with one of them.
+Workers are separate processes, not forks: the parent may have threads and use a GPU. They do not import torch. A worker
+reads one JSON object from its input, writes pixels directly into an array on disk, and prints the number of pictures
+done, or the error of one of them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from numpy.typing import NDArray
 
 from boovae.errors import InputError, RunError
 
-#: Pictures between two reports of a worker.
+#: Number of pictures between two reports of a worker.
 REPORT = 200
 
 
 class View(NamedTuple):
-    """What is kept of a picture: pictures of `size` (w, h) are brought to `resized`, then cut to the middle `side`."""
+    """The part of a picture to keep: resize it from `size` (w, h) to `resized`, then crop its centre to `side`."""
 
     size: tuple[int, int]
     resized: tuple[int, int]
     side: int
 
     def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return the part of a picture of `size` that is left: left, top, right, bottom."""
+        """Return the crop in pixels of a picture of `size`: left, top, right, bottom."""
         # A half is rounded to an even number, as torchvision's CenterCrop does.
         left, top = (round((resized - self.side) / 2) for resized in self.resized)
         scale_x, scale_y = size[0] / self.resized[0], size[1] / self.resized[1]
@@ -53,10 +53,10 @@ def decode_pictures(
 ) -> None:
     """Write the pictures `folder / files[i]` as uint8 (n, 3, side, side) to the NumPy file `out`.
 
-    `progress` gets how many more are done. What is wrong with a picture is raised with its name.
+    `progress` receives the number of newly finished pictures. An error names the picture.
     """
     np.lib.format.open_memmap(out, "w+", np.uint8, (len(files), 3, view.side, view.side)).flush()
-    # A process takes a moment to start: a few pictures are not worth a second one.
+    # Starting a process takes time: a few pictures are not worth a second one.
     count = workers or max(1, min(os.cpu_count() or 1, len(files) // REPORT))
     bounds = [len(files) * part // count for part in range(count + 1)]
     common = {"folder": str(folder), "out": str(out), "view": view}
@@ -73,7 +73,7 @@ def decode_pictures(
 
 
 def _watch(job: dict[str, Any], stop: threading.Event, progress: Callable[[int], None] | None) -> None:
-    """Let one process do a job; ends it early if there is no need for the rest."""
+    """Run one job in a worker process; terminate it early once `stop` is set."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command, left = [sys.executable, __file__], len(job["files"])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as worker:
@@ -94,14 +94,14 @@ def _watch(job: dict[str, Any], stop: threading.Event, progress: Callable[[int],
         finally:
             worker.terminate()
     if left:
-        raise RunError(f"the process that decodes pictures ended with {left} of them to do; try again")
+        raise RunError(f"the process that decodes pictures ended with {left} of them left; try again")
 
 
 def decode_picture(file: Path, view: View) -> NDArray[np.uint8]:
-    """Return one picture as (side, side, 3), or say what is wrong with it.
+    """Return one picture as (side, side, 3); an error says what is wrong with it.
 
-    A JPEG can be decoded at half its size or less for half the time; that is done as far as the result is no larger.
-    The middle is then cut out and resized in one go.
+    Decoding a JPEG at half its size or less halves the time, so it is decoded at the smallest size that is at least
+    `view.resized`. The centre is then cropped and resized in one pass.
     """
     from PIL import Image
 
@@ -110,15 +110,15 @@ def decode_picture(file: Path, view: View) -> NDArray[np.uint8]:
             size = picture.size
             if size == view.size:
                 picture.draft("RGB", view.resized)
-                small = picture if picture.mode == "RGB" else picture.convert("RGB")  # a copy takes a while
+                small = picture if picture.mode == "RGB" else picture.convert("RGB")  # a copy costs time
                 pixels = small.resize((view.side, view.side), Image.Resampling.BILINEAR, view.box(small.size))
                 return np.asarray(pixels, np.uint8)
     except FileNotFoundError:
         raise InputError(f"{file}: no such picture") from None
     except Exception as error:  # damaged pictures fail in too many ways to list
-        raise InputError(f"{file}: cannot be read as a JPEG picture ({error}); get it again") from error
+        raise InputError(f"{file}: cannot be read as a JPEG picture ({error}); get a fresh copy") from error
     wanted, found = (" x ".join(map(str, pair)) for pair in (view.size, size))
-    raise InputError(f"{file}: {found} pixels instead of {wanted}; take the aligned and cropped pictures")
+    raise InputError(f"{file}: {found} pixels instead of {wanted}; use the aligned and cropped pictures")
 
 
 def _work(job: dict[str, Any]) -> None:

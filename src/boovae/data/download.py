@@ -1,4 +1,4 @@
-"""Where the files of a dataset lie, and how they get there."""
+"""Find the files of a dataset on disk, or download them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from boovae.errors import InputError
 
 DATA_VARIABLE = "BOOVAE_DATA"
 CACHE_VARIABLE = "BOOVAE_CACHE"
-LARGEST = 4 << 30  # no file of a dataset is larger; a server that sends more is not believed
-CHUNK = 1 << 13  # a connection that breaks loses the chunk it was in, so a small one
+LARGEST = 4 << 30  # no file of a dataset is larger; a server that sends more is not trusted
+CHUNK = 1 << 13  # small, because a broken connection loses the current chunk
 
 
 @dataclass(frozen=True)
 class DataFile:
     """A file of a dataset: its name, the SHA-256 of its unpacked content, the MD5 of the public gzip file.
 
-    The content is checked on every reading, so a copy that was packed again is as good as the original.
-    Without an MD5 there is no public file to download.
+    The content is checked on every reading, so a recompressed copy works like the original. Without an MD5 there is no
+    public file to download.
     """
 
     name: str
@@ -34,7 +34,7 @@ class DataFile:
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloads: BOOVAE_CACHE or the usual one of the platform."""
+    """Return the folder for downloads: BOOVAE_CACHE or the platform's default."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -44,13 +44,13 @@ def cache_folder() -> Path:
 
 
 def search_folders(data_dir: str | Path | None = None) -> list[Path]:
-    """Return the folders to look into: ``data_dir`` or else BOOVAE_DATA, then the cache."""
+    """Return the folders to search: ``data_dir`` or else BOOVAE_DATA, then the cache."""
     chosen = data_dir or os.environ.get(DATA_VARIABLE)
     return [Path(chosen).expanduser(), cache_folder()] if chosen else [cache_folder()]
 
 
 def find_file(dataset: str, file: DataFile, data_dir: str | Path | None = None) -> Path | None:
-    """Return the path of a file that is on this disk, packed or unpacked, else None."""
+    """Return the path of a file on this disk, compressed or not, or None."""
     names = (file.name, file.name.removesuffix(".gz"))
     paths = (folder / dataset / name for folder in search_folders(data_dir) for name in names)
     return next((path for path in paths if path.is_file()), None)
@@ -63,9 +63,9 @@ def get_file(
     data_dir: str | Path | None = None,
     remedy: str = "",
 ) -> Path:
-    """Return the path of a file, downloaded into the cache if it is nowhere on this disk.
+    """Return the path of a file; download it into the cache if it is not on this disk.
 
-    ``mirrors`` are addresses of folders that hold the file; ``remedy`` ends the error if the file cannot be had.
+    ``mirrors`` are addresses of folders that hold the file; ``remedy`` ends the error if no download succeeds.
     """
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise InputError(f"{{data_dir}} {data_dir}: no such folder; it should hold {dataset}/{file.name}")
@@ -88,7 +88,7 @@ def get_file(
 
 
 def _download(file: DataFile, mirrors: Sequence[str], folder: Path) -> Path | list[str]:
-    """Return the path of a file that one of the mirrors had, or why each of them had not."""
+    """Return the path of a file downloaded from one of the mirrors, or the reasons why each of them failed."""
     import filelock
     import pooch
 
@@ -122,17 +122,17 @@ def _retrieve(mirror: str, file: DataFile, folder: Path) -> Path:
             downloader=ResumingDownloader(part),
         )
     except (OSError, ValueError):
-        if had_part and not part.exists():  # a stale beginning, not this mirror, was at fault
+        if had_part and not part.exists():  # a stale partial download failed, not this mirror
             return _retrieve(mirror, file, folder)
         raise
     return Path(path)
 
 
 class ResumingDownloader:
-    """Download for pooch, and continue a broken transfer where it stopped.
+    """Download for pooch, and resume a broken transfer where it stopped.
 
-    Bytes are collected in ``part``, which outlives this process; a connection that breaks is taken up again
-    as long as each attempt brings something.
+    Bytes are collected in ``part``, which outlives this process; after a broken connection the transfer is resumed
+    as long as each attempt makes progress.
     """
 
     def __init__(self, part: Path, pause: float = 0.5) -> None:
@@ -140,7 +140,7 @@ class ResumingDownloader:
         self.pause = pause
 
     def __call__(self, url: str, output_file: str | Path, pooch: object) -> None:
-        """Bring ``url`` to ``output_file``, as pooch asks for it."""
+        """Download ``url`` to ``output_file``; the signature is pooch's."""
         import requests
 
         while True:
@@ -161,13 +161,13 @@ class ResumingDownloader:
         import requests
 
         have = self._size()
-        headers = {"Accept-Encoding": "identity"}  # the bytes as they are stored: the checksum is theirs
+        headers = {"Accept-Encoding": "identity"}  # the stored bytes, to which the checksum belongs
         if have:
             headers["Range"] = f"bytes={have}-"
         with requests.get(url, headers=headers, stream=True, timeout=(10, 30)) as answer:
             resumed = answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
             if answer.status_code == 416 or (answer.status_code == 206 and not resumed):
-                self.part.unlink()  # not a beginning of this file
+                self.part.unlink()  # not the beginning of this file
                 raise requests.ConnectionError(f"cannot resume at byte {have}")
             answer.raise_for_status()
             self._write(answer, have if answer.status_code == 206 else 0)
@@ -184,13 +184,13 @@ class ResumingDownloader:
                 progress.advance(bar, len(chunk))
                 if file.tell() > LARGEST:
                     self.part.unlink()
-                    raise ValueError(f"more than {LARGEST:,} bytes came; no dataset is that large")
+                    raise ValueError(f"received more than {LARGEST:,} bytes; no dataset is that large")
         if total is not None and self._size() != total:
-            raise requests.ConnectionError(f"{self._size()} of {total} bytes came")
+            raise requests.ConnectionError(f"received {self._size()} of {total} bytes")
 
 
 def progress_bar(amount: ProgressColumn) -> Progress:
-    """Return a bar on stderr that goes when the work is done; where stderr is not a terminal, nothing is shown."""
+    """Return a progress bar on stderr that disappears when done; if stderr is not a terminal, show nothing."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

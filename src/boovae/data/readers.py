@@ -1,4 +1,4 @@
-"""Reads IDX files, NPZ files and folders of pictures; what is broken is refused and named."""
+"""Read IDX files, NPZ files and folders of pictures; refuse damaged ones with an error that names the file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from boovae.data.arrays import Labelled, as_images, as_labels, check_pixels
 from boovae.errors import InputError
 from boovae.files import memory_share
 
-# Deflate packs at most 1032 bytes into one: what claims more than that is damaged or a bomb.
+# Deflate compresses at most 1032 bytes into one: a file that claims more is damaged or a decompression bomb.
 MAX_INFLATION = 1032
 PICTURE_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"))
-# Named, because some other formats of Pillow start outside programs.
+# An explicit list, because some of Pillow's other formats start external programs.
 PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 
 
 def read_idx(path: str | Path, sha256: str | None = None) -> NDArray[np.uint8]:
-    """Return the bytes of an IDX file, gzipped or not; ``sha256`` is that of the unpacked file.
+    """Return the content of an IDX file, gzipped or not; ``sha256`` is that of the uncompressed file.
 
-    The header says how much there is: not a byte more is unpacked, so a small file cannot fill the memory.
+    No more is decompressed than the header promises, so a small file cannot fill the memory.
     """
     path = Path(path)
     try:
@@ -40,27 +40,27 @@ def read_idx(path: str | Path, sha256: str | None = None) -> NDArray[np.uint8]:
             header, shape = _read_idx_header(file, path)
             size = math.prod(shape)
             if size > path.stat().st_size * MAX_INFLATION:
-                raise InputError(f"{path}: too short for its header, which promises {size} bytes; get it again")
+                raise InputError(f"{path}: too short for its header, which promises {size} bytes; get a fresh copy")
             _check_memory(size, str(path))
             body = file.read(size + 1)
     except (OSError, EOFError, zlib.error, MemoryError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); get it again") from error
+        raise InputError(f"{path}: cannot be read ({error}); get a fresh copy") from error
     if sha256 is not None:
         found = hashlib.sha256(header)
         found.update(body)
         if found.hexdigest() != sha256:
             raise InputError(
                 f"{path}: wrong checksum, expected SHA-256 {sha256} of the unpacked file, "
-                f"found {found.hexdigest()}; delete it and get it again"
+                f"found {found.hexdigest()}; delete it and get a fresh copy"
             )
     if len(body) != size:
         amount = "more" if len(body) > size else f"only {len(body)}"
-        raise InputError(f"{path}: the header promises {size} bytes, there are {amount}; get it again")
+        raise InputError(f"{path}: the header promises {size} bytes, there are {amount}; get a fresh copy")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
 def write_idx(path: str | Path, array: NDArray[np.uint8]) -> None:
-    """Write bytes as an IDX file, gzipped if the name ends so."""
+    """Write uint8 as an IDX file, gzipped if the name ends in ``.gz``."""
     path = Path(path)
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     content = header + np.ascontiguousarray(array, np.uint8).tobytes()
@@ -68,7 +68,7 @@ def write_idx(path: str | Path, array: NDArray[np.uint8]) -> None:
 
 
 def _check_memory(size: int, where: str) -> None:
-    """Refuse what would fill the memory once it is unpacked."""
+    """Refuse content that would fill the memory when unpacked."""
     if size > memory_share():
         raise InputError(
             f"{where}: unpacks to {size:,} bytes, more than half of this machine's memory; "
@@ -91,20 +91,20 @@ def _open_unpacked(path: Path) -> Iterator[IO[bytes]]:
 def _read_idx_header(file: IO[bytes], path: Path) -> tuple[bytes, tuple[int, ...]]:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or not 1 <= magic[3] <= 4:
-        raise InputError(f"{path}: not an IDX file (it begins with {magic.hex() or 'nothing'}); get it again")
+        raise InputError(f"{path}: not an IDX file (it begins with {magic.hex() or 'nothing'}); get a fresh copy")
     if magic[2] != 8:
         raise InputError(f"{path}: IDX type 0x{magic[2]:02x}, only unsigned bytes (0x08) are read")
     sizes = file.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
-        raise InputError(f"{path}: ends inside the IDX header; get it again")
+        raise InputError(f"{path}: ends inside the IDX header; get a fresh copy")
     return magic + sizes, struct.unpack(f">{magic[3]}I", sizes)
 
 
 def read_npz(path: str | Path) -> Labelled:
     """Return the arrays ``images`` (or ``x``) and ``labels`` (or ``y``) of an NPZ file.
 
-    Optional are ``split``, 0, 1 or 2 for train, valid and test, and ``class_names``. Images alone are one class,
-    called as the file is. Pixels are uint8 or floats in [0, 1]. Nothing is unpickled.
+    ``split`` (0, 1 or 2 for train, valid and test) and ``class_names`` are optional. Images without labels are one
+    class, named after the file. Pixels are uint8 or floats in [0, 1]. Nothing is unpickled.
     """
     path = Path(path)
     check_path("npz", path)
@@ -143,7 +143,7 @@ def check_path(form: str, path: Path) -> None:
 
 
 def _load_npz(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Return the arrays that are read, and the names of the others."""
+    """Return the known arrays, and the names of the others."""
     wanted = ("images", "x", "labels", "y", "split", "class_names")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -166,35 +166,37 @@ def _load_npz(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
 def read_folder(path: str | Path) -> Labelled:
     """Return the pictures of a folder with one sub-folder per class, in sorted order.
 
-    A folder that holds pictures itself is one class. Hidden files and files that are not pictures are passed
-    over. All are grey if every file is, else all are RGB; transparency is dropped.
+    A folder that holds pictures itself is one class. Hidden files and files that are not pictures are skipped. The
+    pictures are returned in grey if all of them are grey, else in RGB; transparency is dropped.
     """
     path = Path(path)
     folders, loose = _visible(path)
     if folders and loose:
         raise InputError(f"folder:{path}: pictures next to sub-folders ({loose[0].name}); put them into one")
+    files = [(file, label) for label, folder in enumerate(folders or [path]) for file in _class_files(folder)]
     images: list[NDArray[np.uint8]] = []
-    labels: list[int] = []
-    first: Path | None = None
-    for label, folder in enumerate(folders or [path]):
-        inner, files = _visible(folder)
-        if folders and inner:
-            raise InputError(f"{folder}: has sub-folders ({inner[0].name}); pictures of a class lie in one folder")
-        if not files:
-            raise InputError(f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}")
-        for file in files:
-            picture = read_picture(file, str(file))
-            first = first or file
-            if images and picture.shape[:2] != images[0].shape[:2]:
-                raise InputError(
-                    f"{file}: {_size(picture)} pixels, but {first} has {_size(images[0])}; resize to one size"
-                )
-            images.append(picture)
-            labels.append(label)
+    for file, _ in files:
+        picture = read_picture(file, str(file))
+        if images and picture.shape[:2] != images[0].shape[:2]:
+            raise InputError(
+                f"{file}: {_size(picture)} pixels, but {files[0][0]} has {_size(images[0])}; resize to one size"
+            )
+        images.append(picture)
     if any(picture.ndim == 3 for picture in images):
         images = [p if p.ndim == 3 else np.repeat(p[..., None], 3, 2) for p in images]
+    labels = np.array([label for _, label in files], np.int64)
     names = tuple(folder.name for folder in folders) or (path.resolve().name,)
-    return Labelled(as_images(np.stack(images), str(path)), np.array(labels, np.int64), None, names)
+    return Labelled(as_images(np.stack(images), str(path)), labels, None, names)
+
+
+def _class_files(folder: Path) -> list[Path]:
+    """Return the pictures of one class."""
+    inner, files = _visible(folder)
+    if inner:
+        raise InputError(f"{folder}: has sub-folders ({inner[0].name}); pictures of a class lie in one folder")
+    if not files:
+        raise InputError(f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}")
+    return files
 
 
 def _visible(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -215,14 +217,15 @@ def _size(picture: NDArray[Any]) -> str:
 def read_picture(
     source: Path | IO[bytes], name: str, *, most_pixels: int | None = None, upright: bool = False
 ) -> NDArray[np.uint8]:
-    """Return grey ``(h, w)`` or colour ``(h, w, 3)``; ``name`` is what errors call it.
+    """Return a picture in grey ``(h, w)`` or colour ``(h, w, 3)``; errors use ``name``.
 
-    More than ``most_pixels`` are refused before they are unpacked. ``upright`` turns a photograph as its camera says.
+    A picture of more than ``most_pixels`` is refused before it is decoded. ``upright`` rotates a photograph by its EXIF
+    orientation.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if isinstance(source, Path) and source.exists() and not source.is_file():
-        raise InputError(f"{name}: not an ordinary file; remove it")  # a pipe would wait for ever, a device never end
+        raise InputError(f"{name}: not an ordinary file; remove it")  # a pipe may block forever
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -1,6 +1,6 @@
-"""Images or features of any range, as the rows of numbers that a model learns from, and back.
+"""Convert images or features of any range to the rows of numbers that a model learns from, and back.
 
-Grey values stay as they are; any other numbers are standardised, feature by feature, with the mean and the deviation of
+Grey values stay as they are; other numbers are standardised per feature, with the mean and the standard deviation of
 the first task.
 """
 
@@ -19,19 +19,19 @@ from boovae.errors import InputError
 
 Rows = NDArray[Any]  # (n, D)
 
-#: Rounding that grey values may have beyond [0, 1]; where none is near 1, that share of the largest below 0.
+#: Rounding error allowed to grey values outside [0, 1]; below 0 it is relative to the largest value.
 SLACK = 1e-6
-#: Rows that are looked at at once where all of them may not fit into memory.
+#: Rows processed at once where all of them may not fit into memory.
 BLOCK = 4096
-#: With fewer rows than this, a task is validated on what it is trained on.
+#: A task with fewer rows is validated on its training rows.
 LEAST_SPLIT = 50
-#: Validation rows at least (where there are any) and at most.
+#: The smallest (unless there are none) and the largest number of validation rows.
 LEAST_VALID, MOST_VALID = 10, 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """x ↦ (x − centre) / scale, feature by feature; `grey` says that values must lie in [0, 1] and stay as they are."""
+    """x ↦ (x − centre) / scale per feature; with `grey`, values must lie in [0, 1] and stay as they are."""
 
     grey: bool
     centre: NDArray[np.float64]  # (D,)
@@ -39,7 +39,7 @@ class Scaling:
 
     @classmethod
     def learned(cls, rows: Rows, likelihood: str) -> Scaling:
-        """Return the scaling for rows (n, D) of a first task; `auto` takes grey values for what lies in [0, 1]."""
+        """Return the scaling for rows (n, D) of a first task; `auto` treats values in [0, 1] as grey values."""
         low, high = _extent(rows)
         unchanged = cls(True, np.zeros(rows.shape[1]), np.ones(rows.shape[1]))
         if likelihood in ("bernoulli", "logistic"):
@@ -48,34 +48,34 @@ class Scaling:
         if likelihood == "auto" and -SLACK * high <= low <= high <= 1 + SLACK:
             return unchanged
         centre, scale = _moments(rows)
-        # Below the rounding of the numbers themselves a feature is constant.
+        # A deviation below the rounding error of the values means a constant feature.
         rounding = 10 * np.finfo(rows.dtype).eps * np.abs(centre)
         constant = scale <= rounding + np.finfo(np.float32).tiny
         return cls(False, centre, np.where(constant, 1.0, scale))
 
     @property
     def log_scale(self) -> float:
-        """Σ log scale: what log-densities of scaled rows are too high by."""
+        """Σ log scale, to be subtracted from log-densities of scaled rows."""
         return float(np.log(self.scale).sum())
 
     def check(self, low: float, high: float) -> None:
-        """Refuse other numbers where the model has learned grey values."""
+        """Refuse values outside [0, 1] if the model has learned grey values."""
         if self.grey and (low < -SLACK or high > 1 + SLACK):
             raise InputError(
                 f"X has values in [{low:g}, {high:g}], but the model takes grey values in [0, 1] "
-                "(likelihood 'bernoulli' or 'logistic'): divide by the largest possible value, hand in uint8, or scale "
+                "(likelihood 'bernoulli' or 'logistic'): divide by the largest possible value, pass uint8, or scale "
                 "with MinMaxScaler(clip=True); "
                 "for other numbers call fit again with likelihood='normal'"
             )
 
     def forward(self, rows: Rows) -> NDArray[np.float32]:
-        """Return rows (n, D) as the model takes them."""
+        """Return rows (n, D) scaled for the model."""
         if self.grey:
             self.check(*_extent(rows))
             return np.clip(rows, 0.0, 1.0).astype(np.float32)
         scaled = (rows - self.centre) / self.scale
         if not (np.abs(scaled) < 1e18).all():  # squares of larger ones are infinite
-            raise InputError("X has values that are out of all proportion to the first task's; remove or rescale them")
+            raise InputError("X has values out of all proportion to those of the first task; remove or rescale them")
         return scaled.astype(np.float32)
 
     def back(self, rows: Rows) -> NDArray[np.float32]:
@@ -83,7 +83,7 @@ class Scaling:
         return rows.astype(np.float32) if self.grey else (rows * self.scale + self.centre).astype(np.float32)
 
     def extent(self, rows: Rows) -> tuple[float, float]:
-        """Return between which values scaled rows may lie: grey values in [0, 1], others where these are."""
+        """Return the range of scaled rows: [0, 1] for grey values, else that of these rows."""
         if self.grey:
             return 0.0, 1.0
         low, high = _extent(rows)
@@ -96,7 +96,7 @@ def _extent(rows: Rows) -> tuple[float, float]:
 
 
 def _moments(rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and deviation of each feature, block by block (Chan, Golub and LeVeque, 1983)."""
+    """Return mean and standard deviation of each feature, block by block (Chan, Golub and LeVeque, 1983)."""
     count, centre, squares = 0, np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
     for block in blocks_of(rows):
         wide = block.astype(np.float64)
@@ -108,14 +108,14 @@ def _moments(rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def blocks_of(rows: Rows) -> Iterator[Rows]:
-    """Return the rows, some thousand at a time."""
+    """Return the rows in blocks of some thousands."""
     return (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
 
 
 def divided(rows: Rows, share: float, generator: np.random.Generator) -> tuple[Rows, Rows]:
-    """Return training and validation rows, views of `rows`, whose validation rows are swapped to the end.
+    """Return training and validation rows as views of `rows`, whose validation rows are swapped to the end.
 
-    Few rows are too dear to hold back: they are trained and validated on.
+    With few rows, all of them are used for training, and for validation too.
     """
     if len(rows) < LEAST_SPLIT or share == 0:
         return rows, rows[:MOST_VALID]
@@ -131,7 +131,7 @@ def divided(rows: Rows, share: float, generator: np.random.Generator) -> tuple[R
 
 
 def model_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of an image as the model has it, colours first.
+    """Return the shape of an image in the model, colours first.
 
     >>> model_shape((8, 8, 3))
     (3, 8, 8)
@@ -140,7 +140,7 @@ def model_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def in_given_shape(images: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return rows (n, D) of the model in the shape in which one image was handed in."""
+    """Return rows (n, D) of the model as images of the shape that the user passed."""
     if len(shape) == 3 and shape[-1] in (1, 3):
         return np.ascontiguousarray(np.moveaxis(images.reshape(-1, shape[2], shape[0], shape[1]), 1, -1))
     return images.reshape(-1, *shape)

@@ -1,4 +1,4 @@
-"""Tasks that arrive one after another, and the stream they arrive in."""
+"""Tasks, and streams of tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TaskData = ArrayLike | Tensor | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
 
 
 class Split(NamedTuple):
-    """Some images of a task: pixels ``(n, D)`` float32, flattened, and the class ``(n,)`` int64 of each."""
+    """Images of a task, flattened to ``(n, D)`` float32, and their labels ``(n,)`` int64."""
 
     images: Tensor
     labels: Tensor
@@ -60,7 +60,7 @@ class Task:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """What images are like, apart from their number: shape of one, range of the pixels, and how they are binarised."""
+    """The format of images: shape of one, range of the pixels, and how they are binarised."""
 
     shape: tuple[int, ...]
     pixel_range: tuple[float, float] = (0.0, 1.0)
@@ -74,17 +74,17 @@ class ImageSpec:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stream(Sequence[Task]):
-    """A sliceable sequence of tasks and what is common to them.
+    """A sliceable sequence of tasks and what they have in common.
 
     Parameters
     ----------
-    name : the dataset.
-    shape : of one image: ``(28, 28)``, ``(3, 32, 32)`` with the colours first, or ``(features,)``.
-    class_names : of all classes of the dataset; a label is an index into it.
-    pixel_range : between which values pixels lie.
-    binarize : "none"; "threshold": all pixels are 0 or 1; "dynamic": so are those of valid and test, while
-        train keeps its grey values for the trainer to draw from in every epoch.
-    split_record : how the data was split, with its seed, the sizes and the digest; ready for JSON.
+    name : name of the dataset.
+    shape : shape of one image: ``(28, 28)``, ``(3, 32, 32)`` with the colours first, or ``(features,)``.
+    class_names : names of all classes of the dataset; a label is an index into them.
+    pixel_range : lowest and highest value of a pixel.
+    binarize : "none"; "threshold": all pixels are 0 or 1; "dynamic": those of valid and test are 0 or 1, while
+        train keeps its grey values, from which the trainer draws in every epoch.
+    split_record : how the data was split, with the seed, the sizes and the digest, as plain values for JSON.
     tasks : the tasks, in order.
 
     >>> stream = Stream.from_tasks([np.zeros((10, 4)), np.ones((10, 4))])
@@ -105,7 +105,7 @@ class Stream(Sequence[Task]):
 
     @property
     def spec(self) -> ImageSpec:
-        """What its images are like."""
+        """The format of its images."""
         return ImageSpec(self.shape, self.pixel_range, self.binarize)
 
     @property
@@ -136,7 +136,7 @@ class Stream(Sequence[Task]):
         return f"Stream({self.name!r}: {len(self)} of {len(self.full)} tasks)"
 
     def followed_by(self, other: Stream) -> Stream:
-        """Return these tasks and behind them those of another stream; classes of the same name are one class.
+        """Return these tasks followed by those of another stream; classes of the same name are one class.
 
         >>> letters = Stream.from_tasks([np.zeros((10, 4)), np.ones((10, 4))], names=["a", "b"])
         >>> more = Stream.from_tasks([np.ones((10, 4)), np.zeros((10, 4))], names=["b", "c"])
@@ -170,7 +170,7 @@ class Stream(Sequence[Task]):
     ) -> Stream:
         """Return a stream of arrays or tensors, one entry per task: images or ``(images, labels)``.
 
-        Images are ``(n, features)``, ``(n, h, w)`` or ``(n, h, w, c)``; uint8 is stretched from 0..255 over
+        Images are ``(n, features)``, ``(n, h, w)`` or ``(n, h, w, c)``; uint8 is mapped from 0..255 onto
         ``pixel_range``, floats must lie in it. Without labels the class is the index of the task. ``test``
         and ``valid`` are sequences like ``tasks``, or a share or number of images drawn from each task
         with ``seed`` (by default a tenth is test, then a tenth of the rest valid).
@@ -180,17 +180,10 @@ class Stream(Sequence[Task]):
         if len(task_names) != count or len(set(task_names)) != count:
             raise InputError(f"names: {count} tasks need {count} different names, found {list(task_names)}")
         pixel_range = _checked_range(pixel_range)
-        given: dict[int, Sequence[TaskData]] = {TRAIN: tasks}
-        shares: dict[str, Held] = {}
-        for code, held in ((VALID, valid), (TEST, test)):
-            shares[SPLITS[code]] = 0
-            if held is None or isinstance(held, (int, float)):
-                shares[SPLITS[code]] = held
-            elif _count_tasks(held, SPLITS[code]) != count:
-                raise InputError(f"{SPLITS[code]}: {len(held)} entries for {count} tasks; hand in one per task")
-            else:
-                given[code] = held
-        data, task_of, labelled = _joined(given, None if shape is None else tuple(shape), pixel_range)
+        held_out, shares = _held_out_parts(count, valid, test)
+        data, task_of, labelled = _joined(
+            {TRAIN: tasks, **held_out}, None if shape is None else tuple(shape), pixel_range
+        )
         assert data.split is not None
         if any(share != 0 for share in shares.values()):
             seed = checked("seed", seed, WholeNumber)
@@ -221,7 +214,7 @@ def build_stream(
     seed: int = 0,
     extra: dict[str, Any] | None = None,
 ) -> Stream:
-    """Return the stream of checked images, which have a split; ``task_of`` says the task of each (-1: none)."""
+    """Return a stream of checked images that have a split; ``task_of`` holds the task of each (-1: none)."""
     _check_binarize(binarize, pixel_range)
     seed = checked("seed", seed, WholeNumber)
     if int(data.labels.max()) >= len(data.class_names):
@@ -253,7 +246,7 @@ def build_stream(
 
 
 def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return how many images there are, in all and task by task, for the record of a split."""
+    """Return the numbers of images, in total and per task, for the record of a split."""
     per_task = [
         {"name": task.name, "classes": list(task.classes)}
         | {split: len(getattr(task, split).labels) for split in SPLITS}
@@ -264,16 +257,33 @@ def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
 
 def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
     if isinstance(tasks, (np.ndarray, Tensor, str, bytes)) or not isinstance(tasks, Sequence):
-        raise InputError(f"{where}: hand in a list with one entry per task, found {type(tasks).__name__}")
+        raise InputError(f"{where}: pass a list with one entry per task, found {type(tasks).__name__}")
     if not len(tasks):
-        raise InputError(f"{where}: no tasks; hand in at least one")
+        raise InputError(f"{where}: no tasks; pass at least one")
     return len(tasks)
+
+
+def _held_out_parts(
+    count: int, valid: Sequence[TaskData] | Held, test: Sequence[TaskData] | Held
+) -> tuple[dict[int, Sequence[TaskData]], dict[str, Held]]:
+    """Return the validation and test data that were passed, by split, and the shares to draw for each split."""
+    given: dict[int, Sequence[TaskData]] = {}
+    shares: dict[str, Held] = {}
+    for code, held in ((VALID, valid), (TEST, test)):
+        shares[SPLITS[code]] = 0
+        if held is None or isinstance(held, (int, float)):
+            shares[SPLITS[code]] = held
+        elif _count_tasks(held, SPLITS[code]) != count:
+            raise InputError(f"{SPLITS[code]}: {len(held)} entries for {count} tasks; pass one per task")
+        else:
+            given[code] = held
+    return given, shares
 
 
 def _joined(
     given: Mapping[int, Sequence[TaskData]], shape: tuple[int, ...] | None, pixel_range: tuple[float, float]
 ) -> tuple[Labelled, IntArray, bool]:
-    """Return the images of all tasks by their split, the task of each, and whether they came with labels."""
+    """Return the images of all tasks and splits, the task of each, and whether they came with labels."""
     parts: list[NDArray[Any]] = []
     columns: list[IntArray] = []  # (3, n) each: label, split, task
     labelled: set[bool] = set()
@@ -285,7 +295,7 @@ def _joined(
         images = check_pixels(as_images(array, where, shape), pixel_range, where)
         labelled.add(labels is not None)
         if len(labelled) > 1:
-            raise InputError(f"{where}: hand in labels for all tasks and splits or for none")
+            raise InputError(f"{where}: pass labels for all tasks and splits or for none")
         if parts and images.shape[1:] != parts[0].shape[1:]:
             raise InputError(
                 f"{where}: images of shape {images.shape[1:]}, but those before have {parts[0].shape[1:]}; "
@@ -294,7 +304,7 @@ def _joined(
         parts.append(images)
         label = np.full(len(images), index) if labels is None else as_labels(labels, len(images), f"{where} labels")
         columns.append(np.stack([label, np.full(len(images), code), np.full(len(images), index)]))
-    if len({images.dtype for images in parts}) > 1:  # bytes and floats: bring both to one scale
+    if len({images.dtype for images in parts}) > 1:  # bytes and floats: convert both to one scale
         parts = [to_float(images, pixel_range).numpy() for images in parts]
     label, split, task_of = np.concatenate(columns, 1)
     return Labelled(np.concatenate(parts), label, split, ()), task_of, labelled == {True}
@@ -306,7 +316,7 @@ def _checked_range(pixel_range: tuple[float, float]) -> tuple[float, float]:
     except (TypeError, ValueError):
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise InputError(f"pixel_range={pixel_range!r}: hand in (lowest, highest), both finite")
+        raise InputError(f"pixel_range={pixel_range!r}: pass (lowest, highest), both finite")
     return low, high
 
 
@@ -324,7 +334,7 @@ def _check_binarize(binarize: str, pixel_range: tuple[float, float]) -> None:
 
 
 def binarized(pixels: Tensor, binarize: str, code: int, seed: tuple[int, int]) -> Tensor:
-    """Return grey values in [0, 1] as black and white, as the images of a split (`code`) are; "none" leaves them."""
+    """Binarise grey values in [0, 1] as the images of a split (`code`) are; "none" leaves them as they are."""
     if binarize == "threshold":
         return (pixels > 0.5).float()
     if binarize == "dynamic" and code != TRAIN:
@@ -340,7 +350,7 @@ def _relabelled(task: Task, label_of: Tensor) -> Task:
 
 
 def _digest(data: Labelled, pixel_range: tuple[float, float], binarize: str, seed: int) -> str:
-    drawn = seed if binarize == "dynamic" else None  # then the seed decides pixels, not only the split
+    drawn = seed if binarize == "dynamic" else None  # the seed then determines pixels, not only the split
     head = [list(data.images.shape), data.images.dtype.str, list(pixel_range), binarize, drawn]
     sha256 = hashlib.sha256(json.dumps(head).encode())
     for array in (data.images, data.labels, data.split):

@@ -1,4 +1,4 @@
-"""The scikit-learn front."""
+"""The scikit-learn estimator."""
 
 from boovae.estimator.boovae import BooVAE
 

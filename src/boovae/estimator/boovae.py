@@ -1,7 +1,7 @@
-"""`BooVAE`: the whole of this package as a scikit-learn estimator.
+"""`BooVAE`: this package as a scikit-learn estimator.
 
-A thin front: data come in as arrays, tensors or batches and become rows (`data/scaling.py`); `Trainer` learns, with the
-methods and priors of the command line; what is saved is a run folder (docs/estimator.md).
+A thin layer: arrays, tensors or batches are converted to rows (`data/scaling.py`), `Trainer` learns them with the
+methods and priors of the command line, and a saved estimator is a run folder (docs/estimator.md).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from boovae.replicas.devices import choose_device, compiling_pays
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.runs.inspection import Component, components, has_components
-from boovae.runs.progress import Watcher, make_display
+from boovae.runs.progress import Watch, make_display
 from boovae.training.events import Event
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
@@ -47,47 +47,47 @@ from boovae.training.transfer import copied_to, copy_learned, from_plain, to_pla
 #: An array, a tensor, a table, or an iterable of such batches.
 Data = Any
 Array = NDArray[Any]
-#: The shape of a picture on which parameters are tried before data are read.
+#: The picture shape with which parameters are checked before data are read.
 PICTURE = (3, 32, 32)
 
 
 class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator):  # type: ignore[misc]
     """A variational autoencoder that learns one task after another and needs no old data.
 
-    Every call of `partial_fit` is one task, unless `detect_tasks` finds tasks; `fit` starts again. Of a finished task
-    the default method keeps a few learned images (`components_`), never the data. X is an array or tensor
+    Every call of `partial_fit` learns one task, unless `detect_tasks` finds tasks; `fit` starts again. The default
+    method keeps a few learned images of a finished task (`components_`), never the data. X is an array or tensor
     (n, features), (n, height, width) or (n, height, width, colours), uint8 or float; or any iterable of such batches,
     which may be larger than memory (docs/estimator.md).
 
     Parameters
     ----------
     latent_dim : dimension of the latent space; by default a sixth of the features, at least 2 and at most 40.
-    components : learned images that a task may keep.
+    components : maximum number of learned images per task.
     method : continual-learning method, `a+b` combines two (`boovae methods` lists them).
     net : encoder and decoder, `mlp:WIDTH`; by default `mlp:128` up to 256 features, then `mlp:300`.
-    epochs, batch_size, learning_rate : of each task; by default chosen from its number of images.
+    epochs, batch_size, learning_rate : for each task; by default chosen by its number of images.
     likelihood : "bernoulli" (grey values), "normal" (any numbers, standardised), "logistic" (pixels); "auto" takes
         "bernoulli" if the first task lies in [0, 1] or is uint8, else "normal".
-    validation_fraction : share of a task's images that chooses the best epoch; tasks under 50 images hold none back.
+    validation_fraction : share of a task's images used to choose the best epoch; none are held out of fewer than 50.
     samples : importance samples per image of `score_samples`.
-    detect_tasks : `partial_fit` takes a stream without borders and learns a task when the data have changed, which it
-        notices from the ELBO; `finish` learns what waits for that (docs/task-free.md).
-    detect_first : images from which the beginning of a task is learned; no shorter task is found.
-    detect_most : most images that wait; if nothing changes among them, they are a task.
+    detect_tasks : `partial_fit` takes a stream without borders and learns a task once the ELBO shows that the data have
+        changed; `finish` learns the images that still wait (docs/task-free.md).
+    detect_first : number of images from which the beginning of a task is learned; no shorter task is found.
+    detect_most : maximum number of waiting images; if nothing changes among them, they become a task.
     settings : any other setting of `boovae.config.Settings` by name, for example {"distill_weight": 1.0}.
     random_state : seed, generator or None, as in scikit-learn.
     device : "auto", "cpu" or "cuda".
     compile : compile the training step; "auto" does so on a GPU where it pays.
-    verbose : 0 is silent, 1 shows the progress on stderr.
+    verbose : 0 is silent, 1 shows progress on stderr.
 
     Attributes
     ----------
-    n_tasks_ : tasks learned.
-    n_waiting_ : images that wait for the end of their task.
+    n_tasks_ : number of tasks learned.
+    n_waiting_ : number of images that wait for the end of their task.
     components_ : learned images of all tasks, with `component_tasks_` and `component_weights_` (shares of the prior).
-    image_shape_ : shape of one image as it was handed in.
-    n_features_in_ : numbers in one image.
-    trainer_ : the trainer, with the model and the method's memory: the way to everything below.
+    image_shape_ : shape of one image as it was passed.
+    n_features_in_ : number of values in one image.
+    trainer_ : the trainer, which holds the model and the method's memory.
 
     >>> rng = np.random.default_rng(0)
     >>> january, february = rng.random((60, 8, 8)), rng.random((60, 8, 8))
@@ -158,24 +158,24 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
             return self
 
     def partial_fit(self, X: Data, y: object = None) -> Self:  # noqa: N803
-        """Learn X as one more task; y is ignored. If it fails or is interrupted, the model is as before.
+        """Learn X as the next task; y is ignored. If it fails or is interrupted, the model stays as it was.
 
-        With `detect_tasks` X is the next part of a stream: the tasks that have ended are learned, the rest waits.
+        With `detect_tasks`, X is the next part of a stream: finished tasks are learned, the remaining images wait.
         """
         with self._whole_or_as_before():
             return self._feed(X) if self.detect_tasks else self._learn_rest()._learn(X)
 
     def finish(self) -> Self:
-        """Learn the images that still wait for the end of their task; with none, do nothing.
+        """Learn the images that still wait for the end of their task, if any.
 
-        Only with `detect_tasks` do images wait.
+        Images wait only with `detect_tasks`.
         """
         with self._whole_or_as_before():
             return self._learn_rest()
 
     @contextmanager
     def _whole_or_as_before(self) -> Iterator[None]:
-        """Put everything back if something fails or is interrupted."""
+        """Restore the previous state if something fails or is interrupted."""
         before = dict(vars(self))
         try:
             yield
@@ -191,19 +191,19 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return self._learn_rows(rows, scaling, self._seed())
 
     def _learn_rows(self, rows: Rows, scaling: Scaling, seed: int) -> Self:
-        """Learn scaled rows (n, D), which may be changed, as a task."""
+        """Learn scaled rows (n, D) as a task; the rows may be modified."""
         first = not self.__sklearn_is_fitted__()
         index = 0 if first else self.trainer_.tasks_done
         train, valid = divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
         with closing(make_display(quiet=not self.verbose)) as display:
             trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
-            watcher = Watcher(display)
+            watcher = Watch(display)
             display.task(index, index + 1, task.name, trainer.settings.training.epochs)
             trainer.learn(task, watcher)
         if trainer.frozen.any():
             warnings.warn(
-                f"task {task.name} diverged again and again; the model is where it was best: lower learning_rate",
+                f"task {task.name} diverged repeatedly; the model was reset to its best state: lower learning_rate",
                 ConvergenceWarning,
                 stacklevel=4,
             )
@@ -213,7 +213,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return self
 
     def _trainer(self, parameters: dict[str, Any], rows: Rows, scaling: Scaling, seed: int, *, images: int) -> Trainer:
-        """Return a trainer that knows the past, for a task of scaled rows (n, D), `images` of which train it."""
+        """Return a trainer with all that was learned, for a task of scaled rows (n, D) with `images` to train on."""
         device, compile = choose_device(str(self.device)), parameters["compile"]
         settings = task_settings(parameters, DataSummary(images, rows.shape[1], scaling.grey), seed)
         extent = scaling.extent(rows)
@@ -224,28 +224,28 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         trainer = Trainer(settings, ImageSpec(model_shape(self.image_shape_), extent), device=device, compile=compile)
         if before is not None:
             copy_learned(before, trainer)
-            trainer.frozen[:] = False  # the next task may succeed, with a lower rate say
+            trainer.frozen[:] = False  # the next task may succeed, for example with a lower rate
         return trainer
 
     def _check(self) -> None:
-        """Refuse parameters before data are read, which may take long."""
+        """Check the parameters before data are read, which may take long."""
         parameters = self.get_params(deep=False)
         check_parameters(parameters)
         choose_device(str(self.device))
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
         settings = task_settings(parameters, DataSummary(1, count, grey), seed=0)
-        # It knows its method and its networks, or says so. What needs pictures may get some: that is checked later.
+        # Checks method and networks. The shape is a picture; whether the data are pictures is checked later.
         trainer = Trainer(settings, ImageSpec(PICTURE))
         if before is not None:
             check_same_model(before.settings, settings)
             if before.spec.binarize != "none":
-                raise InputError("this model learned black and white pixels: it continues with `boovae extend RUN`")
+                raise InputError("this model learned binarised pixels; continue it with `boovae extend RUN`")
         if self.detect_tasks:
-            Trial(trainer)  # knows whether its method can find tasks
+            Trial(trainer)  # checks that the method can find tasks
 
     def _seed(self) -> int:
-        """Return the seed of the model: the first task decides it."""
+        """Return the seed of the model, which is fixed by the first task."""
         if self.__sklearn_is_fitted__():
             return self.trainer_.settings.training.seed
         if isinstance(self.random_state, numbers.Integral):
@@ -255,7 +255,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     # --- a stream without borders -------------------------------------------------------------------------------
 
     def _feed(self, data: Data) -> Self:
-        """Take images of a stream, and learn the tasks that have ended."""
+        """Add images of a stream, and learn the tasks that have ended."""
         self._check()
         first = not self.__sklearn_is_fitted__() and self._waiting is None
         waiting = self._stream()
@@ -268,7 +268,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return self
 
     def _stream(self) -> Waiting:
-        """Return what waits, as a copy, or a new beginning; parameters may have changed meanwhile."""
+        """Return a copy of the waiting images with the current parameters, or a new, empty one."""
         finder = TaskFinder(lambda images: self._trial(images, waiting), self.detect_first, self.detect_most)
         if self._waiting is None:
             waiting = Waiting(self._seed(), finder, self.scaling_ if self.__sklearn_is_fitted__() else None)
@@ -278,7 +278,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return waiting
 
     def _trial(self, images: Tensor, waiting: Waiting) -> Score:
-        """Let a copy of the model learn the beginning of a task, by a schedule that does not depend on the user's."""
+        """Train a copy of the model on the beginning of a task, with a schedule independent of the user's."""
         assert waiting.scaling is not None
         open_again: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "compile": False}
         parameters = self.get_params(deep=False) | open_again
@@ -286,11 +286,11 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return Trial(trainer)(images)
 
     def _learn_rest(self) -> Self:
-        """Learn what waits, if anything does."""
+        """Learn the waiting images, if any."""
         ended, self._waiting = self._waiting, None
         if ended is None:
             return self
-        ended = ended.copy()  # should learning fail, the old one is put back as it was
+        ended = ended.copy()  # so that the original can be restored if learning fails
         rows = ended.rest(self.likelihood)
         if rows is None:
             return self
@@ -300,7 +300,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     # --- data in and out ----------------------------------------------------------------------------------------
 
     def _task_rows(self, data: Data) -> tuple[Rows, Scaling]:
-        """Return a task's rows (n, D) as the model takes them, a copy that may be changed, and the scaling."""
+        """Return a scaled copy of a task's rows (n, D), which may be modified, and the scaling."""
         first = not self.__sklearn_is_fitted__()
         if not is_batches(data):
             with hint_at_batches(data):
@@ -320,7 +320,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
             first = False
 
     def _read(self, data: Any, *, first: bool = False) -> Rows:
-        """Return images as rows (n, D) of floats; a first task says what shape they have."""
+        """Return images as rows (n, D) of floats; the first task determines their shape."""
         check_kind(data)
         table = hasattr(data, "ndim") and not isinstance(data, Tensor)  # NumPy's, SciPy's, pandas'
         array = data if table else as_numpy(data, "X")
@@ -344,12 +344,12 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
             raise InputError(f"X has images of shape {shape}, but the model has learned {learned}: resize them")
 
     def _tensor(self, data: Any) -> Tensor:
-        """Return images as the model takes them, (n, D)."""
+        """Return images scaled for the model, (n, D)."""
         device = self._learned.device
         return torch.from_numpy(self.scaling_.forward(self._read(data))).to(device)
 
     def _images(self, rows: Tensor) -> Array:
-        """Return rows (n, D) of the model in the shape and the units in which images were handed in."""
+        """Return rows (n, D) of the model in the shape and units of the user's images."""
         return in_given_shape(self.scaling_.back(rows.cpu().numpy()), self.image_shape_)
 
     # --- using --------------------------------------------------------------------------------------------------
@@ -362,11 +362,11 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         noise: bool = False,
         random_state: int | np.random.RandomState | None = None,
     ) -> Array:
-        """Return n new images, of all tasks in proportion to their numbers of images, or of one task (from 0).
+        """Return n new images of all tasks, in proportion to their numbers of images, or of one task (from 0).
 
-        They are the means of p(x | z) at latents z of the prior; with `noise`, draws from it, whose density is the one
-        of `score_samples`. A model with an integer as `random_state` gives the same images every time; `random_state`
-        here gives others.
+        They are the means of p(x | z) at latents z of the prior; with `noise`, they are drawn from p(x | z), so that
+        `score_samples` is their density. A model with an integer `random_state` returns the same images on every call;
+        pass another `random_state` here for others.
         """
         trainer, count = self._learned, checked("n", n, AtLeastOne)
         self._check_task(task)
@@ -380,9 +380,9 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return self._images(images)
 
     def score_samples(self, X: Data, task: int | None = None) -> NDArray[np.float64]:  # noqa: N803
-        """Return the log-likelihood (n,) of each image in nats, by importance sampling; with `task`, as one of it.
+        """Return the log-likelihood (n,) of each image in nats, by importance sampling; with `task`, under that task.
 
-        An image's score is the same, bit for bit, whatever other images are scored with it.
+        The score of an image does not depend on the other images scored with it, bit for bit.
         """
         if is_batches(X):
             return concatenated(lambda batch: self.score_samples(batch, task), X)
@@ -411,12 +411,12 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return self._images(self._mapped(VAE.images, torch.tensor(latents, device=trainer.device), task))
 
     def reconstruct(self, X: ArrayLike | Tensor, task: int | None = None) -> Array:  # noqa: N803
-        """Return what the model makes of images: the mean images at their latent means."""
+        """Return the reconstructions of images: the mean images at their latent means."""
         return self.inverse_transform(self.transform(X, task), task)
 
     @torch.no_grad()
     def _mapped(self, function: Callable[[VAE, Tensor], Tensor], rows: Tensor, task: int | None) -> Tensor:
-        """Return a function of the model for rows, in chunks of fixed size: a row gets the same bits anywhere."""
+        """Apply a function of the model to rows in chunks of fixed size, so that rows do not influence each other."""
         view, chunk = self._view(task), FIXED_CHUNK[rows.device.type]
         tensors = replica_of(view.tensors(), 0)
         parts = []
@@ -426,27 +426,27 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return torch.cat(parts)
 
     def _view(self, task: int | None) -> Replicas:
-        """Return the model as it is for images of a task."""
+        """Return the model for images of a task."""
         self._check_task(task)
         method = self.trainer_.method
         if method.knows_task and task is None:
-            raise InputError(f"method '{method.name}' has a network per task: say which, task=0 … {self.n_tasks_ - 1}")
+            raise InputError(f"method '{method.name}' has a network per task: choose one, task=0 … {self.n_tasks_ - 1}")
         return self.trainer_.replicas if task is None else method.view(self.trainer_.replicas, task)
 
     def _check_task(self, task: int | None) -> None:
         if task is not None and not (isinstance(task, numbers.Integral) and 0 <= task < self.n_tasks_):
             raise InputError(f"task is {task!r}; the model has learned tasks 0 to {self.n_tasks_ - 1}")
 
-    # --- what it has learned ------------------------------------------------------------------------------------
+    # --- what was learned ---------------------------------------------------------------------------------------
 
     @property
     def n_tasks_(self) -> int:
-        """How many tasks have been learned."""
+        """The number of tasks learned."""
         return self._learned.tasks_done
 
     @property
     def n_waiting_(self) -> int:
-        """How many images wait for the end of their task."""
+        """The number of images that wait for the end of their task."""
         if self._waiting is None:
             check_is_fitted(self)
             return 0
@@ -469,7 +469,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     @property
     def _learned(self) -> Trainer:
-        """The trainer; NotFittedError, which says so if images only wait, where nothing was learned."""
+        """The trainer; raises NotFittedError if nothing was learned, with a hint if images wait."""
         if self._waiting is not None and self._waiting.count and not self.__sklearn_is_fitted__():
             raise NotFittedError(
                 f"{self._waiting.count} images wait for the end of their task and none has been learned: call finish() "
@@ -487,10 +487,10 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def _n_features_out(self) -> int:
         return int(self.trainer_.settings.model.latent_dim)
 
-    # --- moving and keeping it ----------------------------------------------------------------------------------
+    # --- moving and saving --------------------------------------------------------------------------------------
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the model to another device, where it also learns from now on."""
+        """Move the model to another device; later tasks are learned there too."""
         chosen = choose_device(str(device))
         self.device = str(device)
         if self.__sklearn_is_fitted__():
@@ -498,21 +498,21 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         return self
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model to a folder, without pickle; returns it. A model that was saved there before is replaced."""
+        """Write the model to a folder, without pickle, and return the folder; an earlier save there is replaced."""
         _ = self._learned
         self._check_none_waits()
         return save_model(self, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
-        """Return the model that `save`, or `boovae train --replicas 1`, has written to a folder."""
+        """Return the model that `save`, or `boovae train --replicas 1`, wrote to a folder."""
         return load_model(cls, Path(folder), device)
 
     def _check_none_waits(self) -> None:
         if self._waiting is not None and self._waiting.count:
             raise InputError(
                 f"{self._waiting.count} images wait for the end of their task, and a stored model keeps no images: "
-                "call finish() first, which learns them"
+                "call finish() first to learn them"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -529,7 +529,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
             state = {**state, "trainer_": from_plain(state["trainer_"], device)}
         super().__setstate__(state)
 
-    # --- scikit-learn's questions ------------------------------------------------------------------------------------
+    # --- scikit-learn's hooks ------------------------------------------------------------------------------------
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "trainer_")
@@ -537,7 +537,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
-        tags.transformer_tags.preserves_dtype = []  # float32, as the network has it
+        tags.transformer_tags.preserves_dtype = []  # always float32, as in the network
         return tags
 
 

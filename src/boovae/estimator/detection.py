@@ -1,15 +1,16 @@
-"""Tasks in a stream without borders: the learner notices from the ELBO that its data have changed.
+"""Find tasks in a stream without borders: a drop of the ELBO shows that the data have changed.
 
-When a task begins, a trial copy of the model learns its first images, and what it makes of a few held-out ones is the
+When a task begins, a trial copy of the model learns its first images; the scores of a few held-out ones are the
 reference. Every later image is scored by the trial's ELBO under the task's own part of the prior, and by the ELBO's KL
 term alone: a simple image of another kind can have a good ELBO, but its code lies off the task's prior. The drops, in
-standard deviations of the reference, are added up, less a slack, and never under zero (Page's cumulative sum, 1954):
+standard deviations of the reference, are summed up after subtracting a slack, and the sum is kept at 0 or above (Page's
+cumulative sum, 1954):
 
     s ← max(0, s + min(limit, (mean − ELBO(x)) / deviation) − slack),
 
-and where one of the sums passes the threshold the data have changed since it last was zero, at the likeliest place for
-the mean of the drops to leave zero. The limit keeps one odd image from raising an alarm. The images up to there are a
-finished task, those behind it begin the next.
+Once one of the sums exceeds the threshold, the data have changed since that sum was last zero; the change point is the
+one that maximises the likelihood of a shifted mean after it. The limit keeps a single outlier from raising an alarm.
+The images before the change point are a finished task, those after it begin the next.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ if TYPE_CHECKING:
     from boovae.data import Stream
     from boovae.runs.progress import Display
 
-#: Images at the beginning of a task from which a trial learns; no task is found that is shorter.
+#: Number of images at the beginning of a task that a trial learns; shorter tasks are not found.
 FIRST = 100
-#: Share of them that is held out as reference.
+#: Share of them held out as reference.
 HELD_OUT = 0.25
-#: Epochs of a trial, and steps per epoch at least.
+#: Epochs of a trial, and its minimum number of steps per epoch.
 EPOCHS, STEPS = 40, 12
-#: Latents per image for its ELBO, and images that are scored at once.
+#: Latents per image for its ELBO, and images scored at once.
 LATENTS, CHUNK = 8, 500
 
-#: What images (n, D) are watched by, (n,) or (n, columns): the ELBO and its KL term, in nats.
+#: Maps images (n, D) to scores (n,) or (n, columns): the ELBO and its KL term, in nats.
 Score = Callable[[Tensor], Tensor]
 
 
 class ChangeDetector:
-    """Watches ELBO values of one task and says where they stop being like the reference (n,).
+    """Detects where the ELBO values of a task stop resembling the reference (n,).
 
     >>> reference = torch.randn(100, generator=torch.Generator().manual_seed(0))
     >>> detector = ChangeDetector(reference)
@@ -76,12 +77,12 @@ class ChangeDetector:
         self.slack, self.limit, self.threshold = slack, limit, threshold
         self.sum = 0.0
         self.seen = 0
-        self._drops: list[float] = []  # since the sum was zero for the last time
+        self._drops: list[float] = []  # since the sum was last zero
 
     def feed(self, values: Tensor) -> int | None:
-        """Take the ELBO of the next images (n,); return how many of all fed were still of the task, if it has ended."""
+        """Take the ELBO (n,) of the next images; once the task has ended, return its number of images."""
         drops = (self.mean - values.double()) / self.deviation
-        # An image that is not a number anywhere is as far from the task as can be.
+        # A score of NaN counts as the largest drop.
         for drop in drops.nan_to_num(nan=self.limit).clamp(max=self.limit).tolist():
             self.seen += 1
             self.sum += drop - self.slack
@@ -93,13 +94,13 @@ class ChangeDetector:
         return None
 
     def copy(self) -> ChangeDetector:
-        """Return the same state, which may go another way."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other._drops = list(self._drops)
         return other
 
     def _onset(self) -> int:
-        """Return after how many of the last drops the change came: the likeliest place for the mean to leave zero.
+        """Return how many of the stored drops came before the change: the most likely point for the mean to shift.
 
         With m drops, k of them before the change, the log-likelihood ratio is (sum of the others)² / 2 (m − k).
         """
@@ -111,8 +112,8 @@ class ChangeDetector:
 class TaskFinder:
     """Cuts a stream of images into tasks while they are learned.
 
-    `trial(images)` learns some images on a copy of the model as it is now and returns how that copy scores others. Feed
-    it batches of any size and learn each task that it yields before asking for the next:
+    `trial(images)` trains a copy of the current model on images and returns a function that scores others. Feed batches
+    of any size, and learn each task that is yielded before asking for the next:
 
         for task in finder.feed(images):
             learn(task)
@@ -120,24 +121,24 @@ class TaskFinder:
     """
 
     def __init__(self, trial: Callable[[Tensor], Score], first: int = FIRST, most: int | None = None) -> None:
-        """Where `most` images have come without a change they are a task, so that no more ever wait."""
+        """After `most` images without a change they become a task, so that never more of them wait."""
         if first < 8:
             raise InputError(f"first ({{detect_first}}) is {first}; a trial needs at least 8 images")
         if most is not None and most < first:
             raise InputError(f"most ({{detect_most}}) is {most}; it must be at least {{detect_first}}, {first}")
         self.trial, self.first, self.most = trial, first, most
         self._images: list[Tensor] = []  # of the task that has not ended
-        self._learned = 0  # of them by the trial: `first` and `most` may change within a task
+        self._learned = 0  # by the trial; `first` and `most` may change within a task
         self._scored = 0
         self._score: Score | None = None
 
     @property
     def waiting(self) -> int:
-        """How many images belong to the task that has not ended."""
+        """The number of images of the task that has not ended."""
         return sum(map(len, self._images))
 
     def feed(self, images: Tensor) -> Iterator[Tensor]:
-        """Take more images (n, D); yield the tasks that have ended, each (m, D)."""
+        """Add images (n, D); yield the tasks that have ended, each (m, D)."""
         if len(images):
             self._images.append(images)
         while self.waiting >= self.first:
@@ -152,7 +153,7 @@ class TaskFinder:
             yield whole[:end]
 
     def _end(self, whole: Tensor) -> int | None:
-        """Score the images that have not been scored; return where their task ends, if it does."""
+        """Score the new images; return where their task ends, or None."""
         assert self._score is not None
         for part in whole[self._scored : self.most].split(CHUNK):
             columns = _columns(self._score(part)) if len(part) else []
@@ -164,7 +165,7 @@ class TaskFinder:
         return self._scored if self.most is not None and self._scored >= self.most else None
 
     def copy(self) -> TaskFinder:
-        """Return the same state, which may go another way."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other._images = list(self._images)
         if self._score is not None:
@@ -172,7 +173,7 @@ class TaskFinder:
         return other
 
     def _begin(self, images: Tensor) -> None:
-        """Let a trial learn the first images but a few, which become the reference."""
+        """Train a trial on the first images, except a few that become the reference."""
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
         held = max(2, round(HELD_OUT * len(images)))
         self._score = self.trial(images[order[held:]])
@@ -180,7 +181,7 @@ class TaskFinder:
         self._scored = self._learned = len(images)
 
     def finish(self) -> Tensor | None:
-        """Return the images of the last task, which the stream's end has ended; None if there are none."""
+        """End the stream: return the images of the last task, or None if there are none."""
         images, self._images, self._score, self._scored = self._images, [], None, 0
         return torch.cat(images) if images else None
 
@@ -191,9 +192,9 @@ def _columns(scores: Tensor) -> Sequence[Tensor]:
 
 @dataclass
 class Waiting:
-    """Images of the task that has not ended, as the model takes them, and what finds its end.
+    """The scaled images of the task that has not ended, and the finder of its end.
 
-    The first images of a stream wait as they came: once there are enough for a trial they decide the scaling.
+    The first images of a stream wait unscaled; once there are enough for a trial, they determine the scaling.
     """
 
     seed: int
@@ -203,22 +204,22 @@ class Waiting:
 
     @property
     def count(self) -> int:
-        """How many images wait."""
+        """The number of waiting images."""
         return self.finder.waiting + sum(map(len, self.raw))
 
     def copy(self) -> Waiting:
-        """Return the same state, which may go another way."""
+        """Return an independent copy."""
         return replace(self, finder=self.finder.copy(), raw=list(self.raw))
 
     def feed(self, rows: Rows, likelihood: str) -> Iterator[Rows]:
-        """Take more images (n, D); yield the tasks that have ended, each as scaled rows (m, D)."""
+        """Add images (n, D); yield the tasks that have ended, each as scaled rows (m, D)."""
         self.raw.append(rows)
         if self.scaling is not None or self.count >= self.finder.first:
             for images in self.finder.feed(torch.from_numpy(self._scaled(likelihood))):
                 yield images.numpy()
 
     def rest(self, likelihood: str) -> Rows | None:
-        """Return all that still waits, as scaled rows; None if nothing does."""
+        """Return all waiting images as scaled rows, or None if there are none."""
         images = self.finder.finish()
         parts = [] if images is None else [images.numpy()]
         if self.raw:
@@ -237,17 +238,17 @@ class Waiting:
 
 @dataclass
 class Trial:
-    """Learns images on a copy of the trainer as it is when called, with a short schedule."""
+    """Trains a copy of the current trainer on images, with a short schedule."""
 
     trainer: Trainer
 
     def __post_init__(self) -> None:
         if self.trainer.method.knows_task:
-            raise InputError(f"method '{self.trainer.method.name}' must be told the task; it cannot find one by itself")
-        self._settings = self.trainer.settings  # a learner that takes its place has a schedule of its own
+            raise InputError(f"method '{self.trainer.method.name}' needs to know the task; it cannot find one itself")
+        self._settings = self.trainer.settings  # `trainer` may be replaced by a learner with a shortened schedule
 
     def __call__(self, images: Tensor) -> Score:
-        """Return how the copy scores images: their ELBO and its KL term (n, 2), means over replicas."""
+        """Return the score function of the copy: ELBO and its KL term (n, 2), means over replicas."""
         learner = self.learner(len(images))
         learner.learn(make_task(images, "trial"))
         return lambda others: elbo_and_kl(learner, others).mean(0)
@@ -262,14 +263,14 @@ class Trial:
 
 
 def shortened(settings: Settings, images: int) -> Settings:
-    """Return the settings with fewer epochs, and batches small enough for some steps on so few images."""
+    """Return the settings with fewer epochs, and batches small enough for several steps per epoch."""
     least = 2 if settings.model.normalisation == "batch" else 1
     batch = max(least, min(settings.training.batch_size, images // STEPS))
     return settings.changed(epochs=min(settings.training.epochs, EPOCHS), batch_size=batch, schedule="cosine")
 
 
 def make_task(images: Tensor, name: str) -> Task:
-    """Return unlabelled images (n, D) as a task; a random tenth of them is for validation, and stands in for a test."""
+    """Return unlabelled images (n, D) as a task; a random tenth of them is both validation and test set."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
     held = max(1, len(images) // 10)
     splits = [Split(images[rows].cpu(), torch.zeros(len(rows), dtype=torch.long)) for rows in order.split(held)]
@@ -279,7 +280,7 @@ def make_task(images: Tensor, name: str) -> Task:
 
 @torch.no_grad()
 def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
-    """Return ELBO and −KL of images (n, D) under the newest task's part of the prior, (R, n, 2), from some latents."""
+    """Return ELBO and −KL of images (n, D) under the newest task's part of the prior, (R, n, 2)."""
     replicas, task = trainer.replicas, trainer.tasks_done - 1
     draw = Draw("normal", (LATENTS, trainer.settings.model.latent_dim))
     noise = Generators(replicas.seeds, replicas.device).draw(draw, "elbo")
@@ -306,21 +307,19 @@ def with_found_borders(
     first: int = FIRST,
     quiet: bool = False,
 ) -> Settings:
-    """Return the settings of a run with the borders found in its stream, or those of the run folder to be resumed."""
+    """Return the settings with the borders found in the stream, or with those of the run folder to be resumed."""
     if settings.data.borders is not None:
-        raise InputError("{borders} and {detect_tasks}: give the borders, or let them be found")
+        raise InputError("{borders} and {detect_tasks} exclude each other: give the borders, or let them be found")
     begun = resumed / "config.toml" if resumed else None
     if begun is not None and begun.is_file():
         found = from_mapping(read_toml(begun)).data.borders
         if found is None:
-            raise InputError(
-                f"{resumed} holds a run that knew its tasks: leave out {{detect_tasks}}, or change {{out}}"
-            )
+            raise InputError(f"{resumed} holds a run with given tasks: leave out {{detect_tasks}}, or change {{out}}")
         return settings.changed(borders=found)
     stream = load_data(settings, data_dir)
     with closing(make_display(quiet=quiet)) as display:
         borders = find_borders(settings, stream, choose_device(device), display, first=first)
-        display.note(f"{len(borders)} borders found; now the tasks between them are learned")
+        display.note(f"{len(borders)} borders found; now learning the tasks between them")
     if settings.data.tasks is not None and len(borders) + 1 < settings.data.tasks:
         raise InputError(
             f"{{tasks}} is {settings.data.tasks}, but the stream has {len(borders) + 1}; leave it out to learn those"
@@ -331,9 +330,9 @@ def with_found_borders(
 def find_borders(
     settings: Settings, stream: Stream, device: torch.device, display: Display, *, first: int = FIRST
 ) -> list[int]:
-    """Return where the training images of a stream, fed without its borders, change: positions in their sequence.
+    """Return the positions at which the sequence of a stream's training images changes; its borders are not used.
 
-    The learner is that of the settings, with a short schedule: it must know each task well enough to miss it.
+    The learner follows the settings with a short schedule, long enough to tell its tasks from others.
     """
     trainer = Trainer(settings, stream.spec, device=device)
     trial = Trial(trainer)

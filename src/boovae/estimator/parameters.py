@@ -1,4 +1,4 @@
-"""What an estimator's parameters mean for a task: the settings of its training, checked."""
+"""Check an estimator's parameters and convert them to the settings of a task."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from boovae.methods import REGISTRY, from_mapping
 
 #: Settings that are parameters of the estimator.
 OWN = ("latent_dim", "components", "method", "net", "epochs", "batch_size", "learning_rate", "likelihood", "samples")
-#: Settings that make no sense there: they speak of a dataset, of several replicas or of the evaluation of a run.
+#: Settings that do not apply to an estimator: those of datasets, of replicas and of the evaluation of a run.
 FOREIGN = (*(item.name for item in fields(DataSettings)), "replicas", "seed", "generated")
-#: What a model is made of; it cannot change from one task to the next.
+#: Settings that define the model and cannot change between tasks.
 FIXED = (
     *("latent_dim", "components", "method", "net", "normalisation", "likelihood", "log_variance_range", "prior"),
     *("decoder_bounds", "flow_layers", "flow_width"),
 )
-#: What takes all pixels to have one range.
+#: Settings that require one common range of all pixels.
 PIXELS = ("decoder_bounds", "mirror", "deform", "jitter")
 
 
 @dataclass(frozen=True)
 class _Checked(Section):
-    """Parameters that are not settings, or take more values than the setting does."""
+    """Parameters that are not settings, or accept more values than the setting."""
 
     likelihood: Literal["auto", "bernoulli", "normal", "logistic"]
     validation_fraction: Share
@@ -41,7 +41,7 @@ class _Checked(Section):
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters that are not settings and make no sense."""
+    """Refuse invalid values of parameters that are not settings."""
     _Checked(**{item.name: parameters[item.name] for item in fields(_Checked)})
     if not isinstance(others := parameters["settings"], (Mapping, NoneType)):
         raise InputError(f"settings is {others!r}; it must be a dictionary, for example {{'distill_weight': 1.0}}")
@@ -54,7 +54,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
 
 
 def task_settings(parameters: Mapping[str, Any], data: DataSummary, seed: int) -> Settings:
-    """Return the settings of a task; `parameters` are the estimator's, and what they leave open suits the data.
+    """Return the settings of a task from the estimator's `parameters`; open ones are chosen to suit the data.
 
     >>> task_settings({}, DataSummary(images=150, features=64, grey=True), seed=0).model.net
     'mlp:128'
@@ -67,8 +67,8 @@ def task_settings(parameters: Mapping[str, Any], data: DataSummary, seed: int) -
             raise InputError(f"settings: {name} has no meaning for an estimator; leave it out")
         if name in PIXELS and value and not data.grey:
             raise InputError(
-                f"settings: {name} is for grey values, and other numbers are standardised one by one; leave it out, or "
-                "hand in pixels as uint8 or in [0, 1]"
+                f"settings: {name} is for grey values, other numbers are standardised per feature; leave it out, or "
+                "pass pixels as uint8 or in [0, 1]"
             )
     refuse_foreign(others, str(parameters.get("method") or Settings.method), REGISTRY)
     given = {name: parameters.get(name) for name in OWN} | others
@@ -79,11 +79,11 @@ def task_settings(parameters: Mapping[str, Any], data: DataSummary, seed: int) -
 
 
 def check_same_model(before: Settings, now: Settings) -> None:
-    """Refuse to change what the model is made of between two tasks."""
+    """Refuse changes of the settings that define the model between two tasks."""
     old, new = before.flat(), now.flat()
     for name in FIXED:
         if old.get(name) != new.get(name):
             raise InputError(
                 f"{name} was {old.get(name)!r} when this model began and is {new.get(name)!r} now; "
-                "it cannot change between tasks: set it back, or call fit to start again"
+                "it cannot change between tasks: restore the old value, or call fit to start again"
             )

@@ -23,7 +23,7 @@ from boovae.training.trainer import Trainer
 
 
 class Estimator(Protocol):
-    """What is saved of `BooVAE`."""
+    """The attributes of `BooVAE` that are saved."""
 
     settings: Any
     device: str
@@ -42,7 +42,7 @@ Model = TypeVar("Model", bound=Estimator)
 
 
 class Record(msgspec.Struct):
-    """What an estimator knows beside its trainer, as the `run` event of its folder has it."""
+    """The state of an estimator besides its trainer, as stored in the `run` event of its folder."""
 
     parameters: dict[str, Any]
     image_shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Record(msgspec.Struct):
         parameters["device"] = str(model.device)
         parameters["settings"] = {name: _plain(value) for name, value in (model.settings or {}).items()} or None
         if not isinstance(parameters["random_state"], numbers.Integral | None):
-            parameters["random_state"] = model.trainer_.settings.training.seed  # a generator has no name
+            parameters["random_state"] = model.trainer_.settings.training.seed  # a generator cannot be stored
         scaling, names = model.scaling_, [str(name) for name in getattr(model, "feature_names_in_", [])]
         record = cls(parameters, model.image_shape_, names, scaling.grey)
         if not scaling.grey:
@@ -67,9 +67,9 @@ class Record(msgspec.Struct):
 
     @classmethod
     def of_run(cls, settings: Settings, head: Event) -> Record:
-        """Return the record that an estimator would have if it had made this run."""
+        """Return the record of an estimator equivalent to a run of the command line."""
         if head["pixel_range"] != [0.0, 1.0]:
-            raise InputError(f"this run has pixels in {head['pixel_range']}; an estimator takes those in [0, 1]")
+            raise InputError(f"this run has pixels in {head['pixel_range']}; an estimator needs pixels in [0, 1]")
         values, usual = settings.flat(), Settings().flat()
         others = {
             name: value
@@ -89,15 +89,15 @@ class Record(msgspec.Struct):
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's numbers, which searches over parameters make, as Python's."""
+    """Convert NumPy scalars, which parameter searches produce, to Python numbers."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def save_model(model: Estimator, folder: Path) -> Path:
-    """Write a fitted model to `folder`: beside it first, and then in its place, so that it is whole or not there."""
+    """Write a fitted model to `folder` atomically: first to a folder beside it, which then replaces it."""
     _check_replaceable(folder)
     fresh, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
-    for leftover in (fresh, old):  # of a process that was killed
+    for leftover in (fresh, old):  # of a killed process
         shutil.rmtree(leftover, ignore_errors=True)
     trainer = model.trainer_
     names = [event["name"] for event in model._events if event["event"] == "task_start"]
@@ -126,11 +126,11 @@ def _check_replaceable(folder: Path) -> None:
         with Run.open(folder) as run:
             if "estimator" in next(iter(run.events("run")), {}):
                 return
-    raise InputError(f"{folder} holds something else than a saved BooVAE: choose another folder")
+    raise InputError(f"{folder} holds something other than a saved BooVAE: choose another folder")
 
 
 def load_model(kind: type[Model], folder: Path, device: str) -> Model:
-    """Return the estimator that lies in a folder: one that was saved, or a finished run of the command line."""
+    """Load an estimator from a folder: a saved one, or a finished run of the command line."""
     run, trainer = load_trainer(folder, device)
     with run:
         head, events = run.events("run")[0], [event for event in run.events() if event["event"] != "run"]

@@ -1,9 +1,9 @@
-"""Classifiers that learn one task after another, R of them at once: the engine of the trainer with another network.
+"""Classifiers that learn one task after another, R of them at once, on the engine of the trainer.
 
-An MLP with two hidden layers, LeakyReLU, dropout and a head per task (spec E7). The heads are rows of one matrix; the
-loss is the cross-entropy over the classes of all tasks seen, −log p(class) = −log p(head) − log p(class | head), so one
-network answers both questions: which class of the task that is named (task-incremental), and which class of all those
-seen (class-incremental). Beside it `class_scores`, a classifier that a generator has in itself.
+An MLP with two hidden layers, LeakyReLU, dropout and a head per task. The heads are rows of one matrix; the loss is the
+cross-entropy over the classes of all tasks seen, −log p(class) = −log p(head) − log p(class | head), so one network
+serves both settings: choosing among the classes of a given task (task-incremental), and among all classes seen
+(class-incremental). `class_scores` classifies with a generator alone.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ WIDTH = 400
 RATE = 1e-3
 #: The logit of a class that has not been seen: no probability, and finite gradients.
 UNSEEN = -1e4
-#: Images that are classified at once, and latents that the prior's classifier scores at once.
+#: Images per batch of a classifier, and latents per batch of `class_scores`.
 CHUNK, LATENTS = 5000, 20_000
 
 
 class MLP(nn.Module):
     """Two hidden layers with LeakyReLU and dropout; all heads side by side."""
 
-    seen: Tensor  # (classes,): 0, or UNSEEN for classes whose head is not there yet
+    seen: Tensor  # (classes,): 0, or UNSEEN for classes that are still to be learned
 
     def __init__(self, pixels: int, classes: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class MLP(nn.Module):
 
 
 class Classifiers:
-    """R classifiers; `learn` adds a head for a task and trains on images that each of them may have for itself."""
+    """R classifiers; `learn` adds the head of a task and trains on images that the replicas share, or on their own."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Classifiers:
     ) -> None:
         self.width = width
 
-        def build() -> Any:  # the engine asks of a model only what its objective does
+        def build() -> Any:  # the engine needs no more of a model than the objective uses
             return MLP(pixels, classes, width, dropout)
 
         self.replicas = Replicas(build, seeds, device)
@@ -85,12 +85,12 @@ class Classifiers:
         """Return the mean cross-entropy of one replica; the last column of `x` is the class."""
         x = batch["x"]
         log_probs = model(x[:, :-1], batch.get("dropout")).log_softmax(-1)
-        # A comparison instead of an index: nothing that a recorded step would have to look up.
+        # Compare instead of indexing: a captured step must not look anything up.
         own = x[:, -1:] == torch.arange(log_probs.shape[1], device=x.device)
         return Loss(-((log_probs * own).sum(1) * batch["weight"]).sum(), {}, {})
 
     def learn(self, images: Tensor, labels: Tensor, classes: Sequence[int], *, epochs: int, batch_size: int) -> None:
-        """Learn a task with new `classes`: images (N, D) and labels (N,) for all alike, or (R, N, D) and (R, N)."""
+        """Learn a task with new `classes`: images (N, D) and labels (N,) for all replicas, or (R, N, D) and (R, N)."""
         self.replicas.buffers["seen"][:, list(classes)] = 0.0
         rows = torch.cat([images, labels.unsqueeze(-1).to(images.dtype)], dim=-1)
         device = self.replicas.device
@@ -108,17 +108,17 @@ class Classifiers:
         self.tasks += 1
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that lasts beyond a task."""
+        """Return the tensors that are kept between tasks."""
         return self.replicas.tensors()
 
     def load_state(self, tensors: dict[str, Tensor], tasks: int) -> None:
-        """Take back what `state` returned after so many tasks."""
+        """Restore what `state` returned after `tasks` tasks."""
         put(self.replicas.tensors(), tensors)
         self.tasks = tasks
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """Return the logits (R, n, classes) of images (n, D), or (R, n, D): each replica's own."""
+        """Return the logits (R, n, classes) of images (n, D), or of images per replica (R, n, D)."""
         each = images.expand(len(self.replicas), *images.shape[-2:])
         with matmul_precision(self.replicas.device):
             parts = [self.replicas.map(MLP.forward, part) for part in each.split(CHUNK, dim=1)]
@@ -142,16 +142,16 @@ def accuracies(scores: Tensor, labels: Tensor, tasks: Sequence[Sequence[int]]) -
 
 
 def _best(scores: Tensor, classes: Sequence[int]) -> Tensor:
-    """Return the likeliest of some classes, (R, n)."""
+    """Return the most likely of the given classes, (R, n)."""
     columns = torch.tensor(list(classes), device=scores.device)
     return columns[scores[..., columns].argmax(-1)]
 
 
 @torch.no_grad()
 def class_scores(trainer: Trainer, images: Tensor, labels_of: Sequence[int], classes: int, samples: int) -> Tensor:
-    """Return log p(x, class) (R, n, classes) of images (n, D), up to what does not depend on the class; else −inf.
+    """Return log p(x, class) (R, n, classes) of images (n, D), up to a constant per image; −inf for unseen classes.
 
-    Importance sampling with the posterior; `labels_of` names the class of each VAE task.
+    Importance sampling with the posterior as proposal; `labels_of` gives the class of each VAE task.
     """
     replicas = trainer.replicas
     draw = Draw("normal", (samples, trainer.settings.model.latent_dim))

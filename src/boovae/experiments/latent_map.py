@@ -1,8 +1,8 @@
-"""`boovae latent-map`: the prior and the aggregated posterior of a two-dimensional latent space (spec E8).
+"""`boovae latent-map`: the prior and the aggregated posterior in a two-dimensional latent space.
 
-The ELBO's best prior is the aggregated posterior q̂(z) = 1/n Σ_x q(z | x). A standard normal cannot follow it, a boosted
-prior does; in a plane this can be seen. Both models learn the same tasks one after another; after every task there is a
-map of each, and the divergence KL[q̂ ‖ prior], by Monte Carlo, of the test images of all tasks seen.
+The prior that maximises the ELBO is the aggregated posterior q̂(z) = 1/n Σ_x q(z | x). A standard normal cannot match
+it, a boosted prior can; two dimensions make this visible. Both models learn the same tasks one after another. After
+every task each gets a map, and a Monte Carlo estimate of KL[q̂ ‖ prior] on the test images of all tasks seen.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
     from boovae.data import Stream, Task
     from boovae.runs.progress import Display
 
-#: Samples of the aggregated posterior from which the divergence is estimated (spec E8).
+#: Samples of the aggregated posterior for estimating the divergence.
 SAMPLES = 50_000
-#: Points along a side of a map, and latents scored at once.
+#: Points along each side of a map, and latents per batch.
 POINTS, CHUNK = 160, 5000
 
 Grid = npt.NDArray[np.float32]
 
 
 class Map(NamedTuple):
-    """One model after one task; everything but the divergence is the first replica's."""
+    """One model after one task; all but the divergence comes from the first replica."""
 
     method: str
     seen: int
     divergence: list[float]  # of each replica: KL[q̂ ‖ prior] in nats
     codes: Grid  # (n, 2): posterior means of the test images
     labels: npt.NDArray[np.int64]  # (n,): their classes
-    extent: float  # the map reaches so far from the middle
-    aggregated: Grid  # (POINTS, POINTS): the aggregated posterior's density
-    prior: Grid  # (POINTS, POINTS): the prior's
+    extent: float  # distance from the centre to the edge of the map
+    aggregated: Grid  # (POINTS, POINTS): density of the aggregated posterior
+    prior: Grid  # (POINTS, POINTS): density of the prior
 
 
 def run(
@@ -70,7 +70,7 @@ def run(
     quiet: bool = False,
     command: str = "",
 ) -> list[dict[str, Any]]:
-    """Learn, draw and measure; write `latent_map.csv` and `latent_map.png`, return the rows."""
+    """Train both models and map them; write `latent_map.csv` and `latent_map.png`, return the rows."""
     check(settings)
     place, folder = choose_device(device), prepared(out)
     stream = planned_tasks(load_data(settings, data_dir), settings)
@@ -82,24 +82,22 @@ def run(
             head = {"dataset": settings.data.dataset, "method": found.method, "tasks_seen": found.seen}
             by_seed = zip(settings.training.seeds, found.divergence, strict=True)
             rows += [{**head, "seed": seed, "kl": kl} for seed, kl in by_seed]
-            # After every map: what is there is whole, whatever happens next.
+            # Write after every map, so that an interrupted run leaves complete files.
             write_table(folder / "latent_map.csv", rows, environment(place, compiled, command))
             save_figure(folder / "latent_map.png", draw(maps))
     return rows
 
 
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot be drawn."""
+    """Refuse settings that cannot be drawn in two dimensions, or beside `standard`."""
     if settings.model.latent_dim != 2:
         raise InputError(
             f"{{latent_dim}} is {settings.model.latent_dim}; a map has 2 dimensions: leave it out or set it to 2"
         )
     if settings.method == "standard":
-        raise InputError("{method=standard}: the map always shows it; name what to compare it with, for example boo")
+        raise InputError("{method=standard}: the map always shows it; name a method to compare with it, such as boo")
     if "multihead" in settings.method.split("+"):
-        raise InputError(
-            f"{{method={settings.method}}}: each task has an encoder of its own, so there is no common map"
-        )
+        raise InputError(f"{{method={settings.method}}}: each task has its own encoder, so there is no common map")
 
 
 def learned_maps(
@@ -111,7 +109,7 @@ def learned_maps(
     *,
     compile: str = "auto",
 ) -> Iterator[Map]:
-    """Yield a map after every task, first of `standard`, then of the method in the settings."""
+    """Yield a map after every task: first all of `standard`, then those of the method in the settings."""
     for method in ("standard", settings.method):
         own = from_mapping({**settings.flat(), "method": method})
         trainer = trainer_for(own, stream, device, compile)
@@ -125,11 +123,11 @@ def learned_maps(
 
 @torch.no_grad()
 def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) -> Map:
-    """Return what the model makes of the test images of the tasks seen."""
+    """Return the map of a model on the test images of the tasks seen."""
     images = torch.cat([task.test.images for task in tasks]).to(trainer.device)
     posterior: DiagonalNormal = trainer.replicas.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
     codes = posterior.mean[0].cpu()
-    # Not the means alone: their Gaussians belong on the map too.
+    # Include two standard deviations: the Gaussians must fit on the map, not only their means.
     reach = codes.abs() + 2 * (0.5 * posterior.log_variance[0].cpu()).exp()
     extent = 1.1 * max(3.0, reach.quantile(0.999).item())
     line = torch.linspace(-extent, extent, POINTS, device=trainer.device)
@@ -152,7 +150,7 @@ def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) ->
 
 
 def divergence_to_prior(trainer: Trainer, posterior: DiagonalNormal, samples: int) -> Tensor:
-    """Return KL[q̂ ‖ prior] (R,) of posteriors (R, n, L), from samples of q̂."""
+    """Return KL[q̂ ‖ prior] (R,) for posteriors (R, n, L), estimated from samples of q̂."""
     replicas, images = trainer.replicas, posterior.mean.shape[1]
     draws = {
         "uniform": Draw("uniform", (samples,)),
@@ -188,7 +186,7 @@ ROWS = ("codes by class", "aggregated posterior", "prior")
 
 
 def draw(maps: Sequence[Map]) -> Figure:
-    """Return the figure: a column per number of tasks seen; each model's codes, aggregated posterior and prior."""
+    """Return the figure: a column per number of tasks seen; rows for codes, aggregated posterior and prior."""
     from matplotlib.figure import Figure
 
     methods = list(dict.fromkeys(one.method for one in maps))
@@ -213,7 +211,7 @@ def _panels(column: npt.NDArray[Any], one: Map) -> None:
     codes.scatter(*one.codes.T, c=one.labels % 10, cmap="tab10", vmin=0, vmax=9, s=size, linewidths=0)
     kl = sum(one.divergence) / len(one.divergence)
     codes.set_title(f"{one.seen} task{'s' if one.seen > 1 else ''}: KL {kl:.2f}", fontsize=9)
-    # One scale for both densities, square root against sharp peaks.
+    # Both densities share a scale; the square root keeps sharp peaks from hiding the rest.
     highest = max(np.quantile(one.aggregated, 0.998), np.quantile(one.prior, 0.998)) ** 0.5
     for axes, density in zip(densities, (one.aggregated, one.prior), strict=True):
         extent = (-one.extent, one.extent, -one.extent, one.extent)

@@ -1,4 +1,4 @@
-"""What the experiments can be asked for. Imports nothing that is slow: the command line's help shows it."""
+"""The options of the experiments. Quick to import, for the help of the command line."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from boovae.errors import InputError
 
 @dataclass(frozen=True)
 class ToyOptions(Section):
-    """Targets, objectives, seeds."""
+    """Targets, objectives and seeds."""
 
     target: tuple[Literal["gaussians", "ring"], ...] = ("gaussians", "ring")
-    """What is approximated."""
+    """Densities to approximate."""
     objective: tuple[Literal["literal", "box", "floor", "forward"], ...] = ("literal", "box", "floor", "forward")
-    """How a component is learned."""
+    """Objectives for learning a component."""
     components: Annotated[int, Meta(ge=2)] | None = None
-    """How many components; two for the Gaussians and eight for the ring if not given."""
+    """Number of components; two for the Gaussians and eight for the ring if not given."""
     steps: AtLeastOne = 150
     """Gradient steps per component."""
     replicas: AtLeastOne = 5
-    """How many seeds at once."""
+    """Number of seeds."""
     seed: WholeNumber = 0
-    """Seed of the first replica; the others follow by one."""
+    """Seed of the first replica; the others count up from it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +36,7 @@ class ToyOptions(Section):
 
 @dataclass(frozen=True)
 class ReplayOptions(Section):
-    """The classifier, and what stands in for old images."""
+    """The classifier, and what replaces old images."""
 
     curve: tuple[Literal["exact", "none", "boo", "method", "scratch"], ...] = (
         "exact",
@@ -45,17 +45,17 @@ class ReplayOptions(Section):
         "method",
         "scratch",
     )
-    """What stands in for the past: all images, nothing, samples of boo, of --method, of a fresh VAE each time."""
+    """What replaces old images: all of them, nothing, samples of boo, of --method, of a VAE trained from scratch."""
     classifier_epochs: AtLeastOne = 200
     """Epochs of the classifier per task."""
     classifier_batch: AtLeastOne = 500
     """Images per step of the classifier."""
     dropout: Share = 0.2
-    """Share of the classifier's units that are dropped."""
+    """Dropout rate of the classifier."""
     reconstruct: bool = True
-    """Show the classifier current and test images as the generator does too, so that looks do not tell age."""
+    """Also show the classifier reconstructions of current and test images, so that looks do not give away age."""
     samples_per_image: AtLeastOne = 100
-    """Importance samples of the classifier that reads p(class | x) off the prior."""
+    """Importance samples for p(class | x) of the generative classifier."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

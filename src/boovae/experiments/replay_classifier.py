@@ -1,145 +1,52 @@
-"""`boovae replay`: a classifier that learns tasks one after another, and a generator that stands in for the old images.
+"""`boovae replay`: a classifier that learns tasks one after another, with generated images in place of old ones.
 
-The paper's experiment (spec E7): binary tasks 0/1, 2/3, …; a classifier with a head per task sees the real images of
-its task and, of earlier tasks, one of these:
+The paper's experiment: binary tasks 0/1, 2/3, …; a classifier with a head per task sees the real images of its task
+and, for earlier tasks, one of these:
 
     exact        all old images, the upper bound
     none         nothing, the lower bound
-    boo          samples of a VAE with a boosted prior and the paper's penalties that learns along, never from scratch
+    boo          samples of a VAE with a boosted prior and the paper's penalties, which learns one task after another
     METHOD       the same with the method of the settings, `boo+distill`
-    scratch      samples of a VAE made anew at every task from its own samples, which is what the paper argues against
+    scratch      samples of a VAE that is trained from scratch at every task, on its own samples of the old ones; the
+                 paper argues against this
 
-A VAE that learned class by class labels its samples by the prior's component that made them; one that learned in the
-classifier's tasks leaves that to the classifier before the task. Beside them stands a classifier that needs no replay
-and no training: p(class | x) ∝ p(class) E_{q(z|x)}[p(x|z) r_class(z) / q(z|x)], read off the prior's components.
-
-After each of its tasks a curve has a checkpoint of classifiers and generator, and a finished curve leaves its points, a
-small JSON file; so the same command continues where it was stopped. Both lie under a name made of all that decides the
-curve's numbers: other settings never meet.
+A VAE that learned class by class labels a sample by the prior component that produced it. If it learned the tasks of
+the classifier, the classifier labels the samples before it learns the new task. For comparison there is a classifier
+that needs neither replay nor training: p(class | x) ∝ p(class) E_{q(z|x)}[p(x|z) r_class(z) / q(z|x)], where r_class is
+the part of the prior for a class.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-import shutil
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from boovae.config import Settings
 from boovae.errors import InputError
-from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
 from boovae.experiments.options import ReplayOptions
-from boovae.files import TEXT_BYTES, read_file, write_file
+from boovae.experiments.replay_curve import Costs, Curve, Experiment, Point, learned
 from boovae.methods import from_mapping
 from boovae.methods.boo import BooSettings
-from boovae.model.vae import VAE
-from boovae.replicas.devices import choose_device, compiles
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.devices import choose_device
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
 from boovae.runs.environment import environment
-from boovae.runs.progress import Watch, make_display
-from boovae.runs.train import planned_tasks, trainer_for
-from boovae.training.checkpoint import load_checkpoint, save_checkpoint
-from boovae.training.sampling import generate
-from boovae.training.state import group, prefixed
-from boovae.training.trainer import Trainer
+from boovae.runs.progress import make_display
+from boovae.runs.train import planned_tasks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from boovae.data import Stream, Task
-    from boovae.runs.progress import Display
+    from boovae.data import Stream
 
-#: Weight of the paper's penalties for the generator `boo`, if the settings have none.
+#: Weight of the paper's penalties for the generator `boo`, unless the settings have one.
 PAPER_LAMBDA = 1.0
-#: The ticks of the accuracy axes, in percent, and how far under its end an accuracy of 100 lies.
+#: Ticks of the accuracy axes, in percent, and the gap between an accuracy of 100 and the end of the axis.
 TICKS, MARGIN = (0, 20, 50, 80, 90, 95, 98, 99, 99.5, 99.9), 0.1
-
-
-class Curve(NamedTuple):
-    """What stands in for the past: real images, all or none, or the samples of a generator."""
-
-    name: str
-    generator: Settings | None = None
-    by_class: bool = False  # the generator's tasks are classes, not those of the classifier
-    keeps: bool = False  # real images of the past are there
-
-
-@dataclass
-class Costs:
-    """What a curve took so far."""
-
-    generator_images: int = 0  # that the generator has learned from, each as often as it was seen, per replica
-    generator_seconds: float = 0.0  # all replicas together
-    classifier_seconds: float = 0.0
-
-
-@dataclass(kw_only=True)
-class Point(Costs):
-    """One curve after one task: accuracies of each replica, means over the tasks seen, and what it took so far."""
-
-    curve: str
-    seen: int
-    task_incremental: list[float]
-    class_incremental: list[float]
-
-
-@dataclass
-class Experiment:
-    """What all curves share."""
-
-    settings: Settings
-    tasks: Stream  # of the classifier
-    classes: Stream  # the same images, one class per task
-    device: torch.device
-    display: Display
-    options: ReplayOptions = field(default_factory=ReplayOptions)
-    compile: str = "auto"
-
-    @property
-    def groups(self) -> list[tuple[int, ...]]:
-        """The classes of each task."""
-        return [task.classes for task in self.tasks]
-
-    def parts(self, seen: int) -> list[Task]:
-        """Return the tasks seen, cut into classes."""
-        by_class = {task.classes[0]: task for task in self.classes}
-        return [by_class[label] for group in self.groups[:seen] for label in group]
-
-    def images(self, tasks: Sequence[Task], split: str) -> tuple[Tensor, Tensor]:
-        """Return all images of a split of some tasks (n, D), and their labels (n,)."""
-        parts = [getattr(task, split) for task in tasks]
-        images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
-        return images.to(self.device), labels.to(self.device)
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the generators' steps are compiled."""
-        images = sum(len(task.train.images) for task in self.tasks)
-        return compiles(self.compile, images, self.settings, self.device)
-
-    def place(self, folder: Path, curve: Curve) -> Path:
-        """Return where a curve's checkpoints lie, by everything that decides its numbers but for the machine."""
-        key = {
-            "curve": curve.name,
-            "seeds": self.settings.training.seeds,
-            "generator": curve.generator and curve.generator.flat(),
-            "classifier": [getattr(self.options, item.name) for item in fields(ReplayOptions) if item.name != "curve"],
-            "data": (self.tasks.split_record, self.groups),
-        }
-        text, words = json.dumps(key, sort_keys=True), re.sub(r"[^a-z0-9+]+", "-", curve.name.lower()).strip("-")
-        return folder / f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def run(
@@ -179,7 +86,7 @@ def run(
 
 
 def _check(settings: Settings, options: ReplayOptions) -> None:
-    """Refuse what makes no sense before anything is trained."""
+    """Refuse settings that the experiment cannot use before anything is trained."""
     if settings.data.classes_per_task < 2:
         raise InputError(
             f"{{classes_per_task}} is {settings.data.classes_per_task}; a classifier needs at least 2 classes per task"
@@ -192,7 +99,7 @@ def _check(settings: Settings, options: ReplayOptions) -> None:
 
 
 def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Curve]:
-    """Return the curves that are wanted, the bounds first."""
+    """Return the curves to draw, the bounds first."""
     found = []
     if "exact" in wanted:
         found.append(Curve("exact replay", keeps=True))
@@ -202,7 +109,7 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
     if "boo" in wanted:
         penalties = settings.of(BooSettings).boo_lambda or PAPER_LAMBDA
         generators.append(from_mapping({**settings.flat(), "method": "boo", "boo_lambda": penalties}))
-    if "method" in wanted and not (generators and settings.method == "boo"):  # that curve is there already
+    if "method" in wanted and not (generators and settings.method == "boo"):  # not the same curve twice
         generators.append(settings)
     classes = sum(len(task.classes) for task in tasks)
     for generator in generators:
@@ -216,179 +123,6 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
             )
         )
     return found
-
-
-# --- one curve ------------------------------------------------------------------------------------------------------
-
-
-def learned(experiment: Experiment, curve: Curve, place: Path) -> list[Point]:
-    """Return the points of a curve: those that were kept, and those of the tasks that are still to be learned."""
-    finished = place.with_name(f"{place.name}.json")
-    if finished.exists():
-        try:
-            points = [Point(**point) for point in json.loads(read_file(finished, TEXT_BYTES))["points"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"cannot read {finished} ({error}): remove it, and the curve is made anew") from error
-        experiment.display.note(f"{curve.name}: found in {place.parent}")
-        return points
-    learner = Learner(experiment, curve)
-    for index, task in list(enumerate(experiment.tasks))[learner.load(place) :]:
-        learner.learn(index, task)
-        learner.save(place)
-    write_file(finished, json.dumps({"points": [vars(point) for point in learner.points]}, indent=1).encode())
-    shutil.rmtree(place, ignore_errors=True)
-    return learner.points
-
-
-class Learner:
-    """A curve while it is learned: its classifiers, its generator if it has one, and its points so far."""
-
-    def __init__(self, experiment: Experiment, curve: Curve) -> None:
-        self.experiment, self.curve = experiment, curve
-        stream, device, seeds = experiment.tasks, experiment.device, experiment.settings.training.seeds
-        pixels, classes = stream[0].train.images.shape[1], len(stream.class_names)
-        self.classifiers = Classifiers(pixels, classes, seeds, device, dropout=experiment.options.dropout)
-        settings = curve.generator
-        self.trainer = None if settings is None else trainer_for(settings, stream, device, experiment.compile)
-        self.costs = Costs()
-        self.points: list[Point] = []
-
-    def save(self, place: Path) -> None:
-        """Write a checkpoint."""
-        tensors, rest = self.trainer.state() if self.trainer is not None else ({}, None)
-        together = prefixed("classifiers", self.classifiers.state()) | prefixed("generator", tensors)
-        record = {"tasks": self.classifiers.tasks, "costs": list(vars(self.costs).values()), "generator": rest}
-        save_checkpoint(place, together, record | {"points": [vars(point) for point in self.points]})
-
-    def load(self, place: Path) -> int:
-        """Continue from the last checkpoint; return how many tasks it has behind it, 0 without one."""
-        found = load_checkpoint(place, owner=True)
-        if found is None:
-            return 0
-        tensors, record = found
-        self.classifiers.load_state(group(tensors, "classifiers"), record["tasks"])
-        if self.trainer is not None:
-            self.trainer.load_state(group(tensors, "generator"), record["generator"])
-        self.costs = Costs(*record["costs"])
-        self.points = [Point(**point) for point in record["points"]]
-        return self.classifiers.tasks
-
-    def learn(self, index: int, task: Task) -> None:
-        """Learn a task from real images, of all tasks so far or of this one alone, or beside samples of the past."""
-        experiment, curve, trainer = self.experiment, self.curve, self.trainer
-        if trainer is None:
-            experiment.display.note(f"{curve.name}: task {index + 1}/{len(experiment.tasks)} ({task.name})")
-            visible = experiment.tasks[: index + 1] if curve.keeps else [task]
-            images, labels = experiment.images(visible, "train")
-        else:
-            images, labels = self._with_samples(trainer, index, task)
-        options = experiment.options
-        with self._timed("classifier_seconds"):
-            self.classifiers.learn(
-                images, labels, task.classes, epochs=options.classifier_epochs, batch_size=options.classifier_batch
-            )
-        seen = experiment.tasks[: index + 1]
-        test, truth = experiment.images(seen, "test")
-        self._add(curve.name, self._answers(test), truth, index + 1)
-        if trainer is not None and curve.by_class:
-            labels_of = [part.classes[0] for part in experiment.parts(index + 1)]
-            classes = len(experiment.tasks.class_names)
-            scores = class_scores(trainer, test, labels_of, classes, options.samples_per_image)
-            self._add(f"{trainer.settings.method}, no replay: p(class | x)", scores, truth, index + 1)
-
-    def _with_samples(self, trainer: Trainer, index: int, task: Task) -> tuple[Tensor, Tensor]:
-        """Return a task's images and a generator's samples of the past; the generator learns the task too."""
-        experiment, by_class = self.experiment, self.curve.by_class
-        before, seen = experiment.parts(index), experiment.parts(index + 1)
-        replayed = None
-        if index > 0:
-            labels_of = [part.classes[0] for part in before] if by_class else None
-            replayed = _past(trainer, self.classifiers, labels_of, task)
-        with self._timed("generator_seconds"):
-            for part in seen[len(before) :] if by_class else [task]:
-                name, epochs = f"{self.curve.name}: {part.name}", trainer.settings.training.epochs
-                experiment.display.task(index, len(experiment.tasks), name, epochs)
-                trainer.learn(part, Watch(experiment.display))
-                self.costs.generator_images += trainer.task_steps * trainer.engine.batch_size
-        now = self._now(trainer, task)
-        if replayed is None:
-            return now
-        return torch.cat([now[0], replayed[0]], 1), torch.cat([now[1], replayed[1]], 1)
-
-    @contextmanager
-    def _timed(self, cost: str) -> Iterator[None]:
-        """Add the time that something takes to one of the costs."""
-        began = time.monotonic()
-        yield
-        if self.experiment.device.type == "cuda":  # let the device finish, so that the clock tells the truth
-            torch.cuda.synchronize(self.experiment.device)
-        setattr(self.costs, cost, getattr(self.costs, cost) + time.monotonic() - began)
-
-    def _add(self, name: str, scores: Tensor, truth: Tensor, seen: int) -> None:
-        """Add a point from the scores (R, n, classes) of the test images."""
-        both = accuracies(scores, truth, self.experiment.groups[:seen])
-        by_task, by_class = (part.mean(0).tolist() for part in both)
-        point = Point(curve=name, seen=seen, task_incremental=by_task, class_incremental=by_class, **vars(self.costs))
-        self.points.append(point)
-
-    @torch.no_grad()
-    def _now(self, trainer: Trainer, task: Task) -> tuple[Tensor, Tensor]:
-        """Return the task's images (R, n, D) and labels; with `reconstruct` each also as the generator shows it.
-
-        Else the look of an image would tell the classifier whether it is old (generated) or new (real).
-        """
-        replicas = trainer.replicas
-        images, labels = self.experiment.images([task], "train")
-        real, labels = images.expand(len(replicas), -1, -1), labels.expand(len(replicas), -1)
-        if not self.experiment.options.reconstruct:
-            return real, labels
-        draw = Draw("normal", (real.shape[1], trainer.settings.model.latent_dim))
-        noise = Generators(replicas.seeds, replicas.device).draw(draw, "reconstruct", trainer.tasks_done)
-        return torch.cat([real, _shown(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
-
-    @torch.no_grad()
-    def _answers(self, test: Tensor) -> Tensor:
-        """Return the scores (R, n, classes) of images (n, D).
-
-        With `reconstruct` the classifier has learned both looks of an image; both are asked, log-probabilities add up.
-        """
-        scores = self.classifiers.logits(test)
-        if self.trainer is None:
-            return scores
-        scores = scores.log_softmax(-1)
-        if not self.experiment.options.reconstruct:
-            return scores
-        each = test.expand(len(self.trainer.replicas), -1, -1)
-        still = torch.zeros(*each.shape[:2], self.trainer.settings.model.latent_dim, device=test.device)
-        return scores + self.classifiers.logits(_shown(self.trainer, each, still)).log_softmax(-1)
-
-
-def _shown(trainer: Trainer, images: Tensor, noise: Tensor) -> Tensor:
-    """Return images (R, n, D) as the generator shows them; without noise, at the means of their latents."""
-
-    def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
-        return model.images(model.posterior(x).rsample(noise))
-
-    shown: Tensor = trainer.replicas.map(one, images, noise)
-    return shown
-
-
-def _past(
-    trainer: Trainer, classifiers: Classifiers, labels_of: Sequence[int] | None, task: Task
-) -> tuple[Tensor, Tensor]:
-    """Return samples (R, n, D) of the tasks before, and labels; as many per old class as the new classes have images.
-
-    With `labels_of`, the class of each VAE task, a sample's label is that of the components that made it; without, it
-    is what the classifier calls it. Generator and classifier are as they were before the task.
-    """
-    count, purpose = len(task.train.images) // len(task.classes), f"replay {trainer.tasks_done}"
-    if labels_of is None:
-        seen = int((classifiers.replicas.buffers["seen"][0] == 0).sum())
-        images = generate(trainer, count * seen, purpose)
-        return images, classifiers.logits(images).argmax(-1)
-    samples = [generate(trainer, count, f"{purpose} {old}", old) for old in range(len(labels_of))]
-    labels = torch.tensor(labels_of, device=trainer.device).repeat_interleave(count)
-    return torch.cat(samples, 1), labels.expand(len(trainer.replicas), -1)
 
 
 # --- the table and the figure ---------------------------------------------------------------------------------------
@@ -412,31 +146,23 @@ def table(points: Sequence[Point], settings: Settings) -> list[dict[str, Any]]:
 
 
 def draw(points: Sequence[Point]) -> Figure:
-    """Return the figure: mean accuracy over tasks seen, both ways, and what the generators had to learn from."""
-    import numpy as np
+    """Return the figure: mean accuracy over tasks seen, in both settings, and the training cost of the generators."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 4.6), layout="constrained")
     costly = {point.curve for point in points if point.generator_images and "p(class" not in point.curve}
-    by_task, by_class, *rest = figure.subplots(1, 3 if costly else 2)  # of real images alone there is no cost to show
+    panels = figure.subplots(1, 3 if costly else 2)  # with real images alone there is no cost to show
     for number, name in enumerate(dict.fromkeys(point.curve for point in points)):
         own = [point for point in points if point.curve == name]
-        seen = [point.seen for point in own]
-        style: dict[str, Any] = {"color": f"C{number}", "marker": "o", "markersize": 4}
-        style["linestyle"] = "--" if "replay" in name.split(",")[0] else "-"
-        for axes, key in ((by_task, "task_incremental"), (by_class, "class_incremental")):
-            values = 100 * np.array([getattr(point, key) for point in own])
-            axes.plot(seen, values.mean(1), label=name, **style)
-            axes.fill_between(seen, values.min(1), values.max(1), color=f"C{number}", alpha=0.15, linewidth=0)
-        if name in costly:
-            rest[0].plot(seen, [point.generator_images / 1e6 for point in own], label=name, **style)
+        _draw_curve(panels if name in costly else panels[:2], own, f"C{number}")
+    by_task, by_class, *rest = panels
     by_task.set(title="task-incremental: the task is named", ylabel="mean accuracy over tasks seen, %")
     by_class.set(title="class-incremental: among all classes seen")
     for cost in rest:
         cost.set(title="cost: images the generator learned, millions")
     for axes in (by_task, by_class):
         _spread(axes)
-    for axes in (by_task, by_class, *rest):
+    for axes in panels:
         axes.set_xlabel("tasks seen")
         axes.set_xticks(sorted({point.seen for point in points}))
         axes.grid(alpha=0.3)
@@ -444,8 +170,24 @@ def draw(points: Sequence[Point]) -> Figure:
     return figure
 
 
+def _draw_curve(panels: Sequence[Axes], points: Sequence[Point], colour: str) -> None:
+    """Draw a curve: accuracies with a band from the lowest to the highest replica, and the cost if there is a panel."""
+    import numpy as np
+
+    by_task, by_class, *rest = panels
+    name, seen = points[0].curve, [point.seen for point in points]
+    style: dict[str, Any] = {"label": name, "color": colour, "marker": "o", "markersize": 4}
+    style["linestyle"] = "--" if "replay" in name.split(",")[0] else "-"
+    for axes, key in ((by_task, "task_incremental"), (by_class, "class_incremental")):
+        values = 100 * np.array([getattr(point, key) for point in points])
+        axes.plot(seen, values.mean(1), **style)
+        axes.fill_between(seen, values.min(1), values.max(1), color=colour, alpha=0.15, linewidth=0)
+    for axes in rest:
+        axes.plot(seen, [point.generator_images / 1e6 for point in points], **style)
+
+
 def _spread(axes: Axes) -> None:
-    """Give an axis of accuracies room where they are near 100 %: it is even in the logarithm of the error."""
+    """Make an axis of accuracies logarithmic in the error, with room near 100 %."""
     import numpy as np
 
     low, high = axes.get_ylim()

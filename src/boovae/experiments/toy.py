@@ -1,15 +1,15 @@
-"""`boovae toy`: boosting on two densities that can be seen (the paper's toy problem; spec E9 and 1.4).
+"""`boovae toy`: boosting on two densities in the plane, the paper's toy problem.
 
-Twelve Gaussians in the plane are approximated by two free Gaussians, one after the other, and a ring by eight. There is
-no encoder here and so no box of pixels: the paper's step KL[h ‖ π/r] alone has no minimum where the mixture r has
-lighter tails than the target π, and the new component runs away. Three safeguards stop it:
+Two free Gaussians, learned one after the other, approximate twelve Gaussians, and eight approximate a ring. Without an
+encoder there is no pixel range to bound a component: the paper's step KL[h ‖ π/r] has no minimum where the mixture r
+has lighter tails than the target π, and the new component diverges. Three safeguards prevent this:
 
-    box      the mean must stay in a box, as the pixels' range does for pseudo-inputs
-    floor    a broad Gaussian is mixed into r, so that −log r cannot grow without bound
-    forward  KL[π ‖ (1 − β) r + β h] is minimised instead, the objective before it was linearised
+    box      the mean must stay in a box, as pseudo-inputs stay in the range of pixels
+    floor    a broad Gaussian is mixed into r, so that −log r is bounded
+    forward  KL[π ‖ (1 − β) r + β h] is minimised instead, the objective before linearisation
 
-A component starts at the sample of the target, of twenty, that the mixture covers least. The weights of all components
-come from EM on samples of the target in every case, so that only the objective differs.
+A component starts at the one of twenty samples of the target that the mixture covers least. The weights of all
+components come from EM on samples of the target in every case, so only the objective differs.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: What learns a component, and how it is called in the figure.
+#: Objectives for learning a component, with their labels in the figure.
 OBJECTIVES = {
-    "literal": "literal, nothing holds it",
+    "literal": "literal, no safeguard",
     "box": "literal, mean in a box",
     "floor": "literal, broad floor in r",
     "forward": "forward KL",
 }
-#: How many components a target gets, and the half-width of the box for their means.
+#: Number of components for each target, and the half-width of the box for their means.
 TARGETS = {"gaussians": 2, "ring": 8}
 BOXES = {"gaussians": 2.5, "ring": 2.0}
-#: How far the figure reaches from the middle.
+#: Distance from the centre to the edge of a panel.
 EXTENTS = {"gaussians": 5.5, "ring": 4.0}
-#: Share of the broad Gaussian in the mixture (spec 1.4).
+#: Share of the broad Gaussian in the mixture.
 FLOOR = 0.05
 #: Samples of the new component per step, of the target for a fit, and of the target for the divergence.
 STEP_SAMPLES, FIT_SAMPLES, TEST_SAMPLES = 32, 2000, 20_000
-#: Samples of the target among which a component finds its start.
+#: Samples of the target among which the start of a component is chosen.
 CANDIDATES = 20
 #: Learning rate of means and log-variances.
 RATE = 0.1
 
 
 class Fit(NamedTuple):
-    """One target approximated by one objective, all replicas; the mixtures and divergences after each component."""
+    """One target approximated with one objective, in all replicas: mixtures and divergences after each component."""
 
     target: str
     objective: str
     mixtures: list[DiagonalMixture]  # of k components: (R, k), (R, k, 2), (R, k, 2)
-    divergence: Tensor  # (K, R): KL[target ‖ mixture], on samples that no fit has seen
+    divergence: Tensor  # (K, R): KL[target ‖ mixture], on samples that were not used for fitting
     reverse: Tensor  # (K, R): KL[mixture ‖ target]
 
 
@@ -78,7 +78,7 @@ def run(
     device: str = "auto",
     command: str = "",
 ) -> list[dict[str, Any]]:
-    """Approximate every target by every objective; write `toy.csv` and `toy.png`, return the rows."""
+    """Approximate every target with every objective; write `toy.csv` and `toy.png`, return the rows."""
     place, folder = choose_device(device), prepared(out)
     seeds = range(options.seed, options.seed + options.replicas)
     with one_thread(when=place.type == "cpu"):
@@ -94,7 +94,7 @@ def run(
 
 
 def make_target(name: str) -> DiagonalMixture:
-    """Return the density to be approximated: two groups of six Gaussians, or a ring of sixty narrow ones."""
+    """Return a target density: two groups of six Gaussians, or a ring of sixty narrow ones."""
     if name == "gaussians":
         circle = 0.8 * _circle(6)
         mean = torch.cat([circle + torch.tensor([2.0, 0.0]), circle - torch.tensor([2.0, 0.0])])
@@ -118,13 +118,13 @@ def approximate(
     components: int | None = None,
     steps: int,
 ) -> Fit:
-    """Approximate a target by one component after another, all seeds at once."""
+    """Approximate a target with one component after another, for all seeds at once."""
     boosting = _Boosting(target_name, objective, seeds, device, steps)
     return boosting.run(TARGETS[target_name] if components is None else components)
 
 
 class _Boosting:
-    """The greedy loop for one target and one objective; everything has a leading replica axis."""
+    """The greedy loop for one target and one objective; all tensors have a leading replica axis."""
 
     def __init__(
         self, target_name: str, objective: str, seeds: Sequence[int], device: torch.device, steps: int
@@ -138,7 +138,7 @@ class _Boosting:
         self._descents: dict[str, Descent] = {}
 
     def run(self, components: int) -> Fit:
-        """Return the mixtures after 1, 2, … components and how far they are from the target."""
+        """Return the mixtures after 1, 2, … components and their divergences from the target."""
         parts: list[DiagonalNormal] = []
         mixtures: list[DiagonalMixture] = []
         for place in range(components):
@@ -151,7 +151,7 @@ class _Boosting:
         return Fit(self.target_name, self.objective, mixtures, torch.stack(divergence), torch.stack(reverse))
 
     def _start(self, mixture: DiagonalMixture | None, place: int) -> Tensor:
-        """Return where a component starts (R, 2): of a few samples of the target, the one the mixture covers least."""
+        """Return the starting mean of a component (R, 2): the sample of the target that the mixture covers least."""
         z = self._drawn(CANDIDATES, f"start {place}")
         if mixture is None:
             return z[:, 0]
@@ -159,13 +159,13 @@ class _Boosting:
         return z[torch.arange(len(z), device=z.device), least]
 
     def _learned(self, mean: Tensor, mixture: DiagonalMixture | None, place: int) -> DiagonalNormal:
-        """Return the next component (R, 2), learned from its start; the first matches the target alone."""
+        """Learn the next component (R, 2) from its starting mean; the first one matches the target alone."""
         start = [mean.clone(), torch.zeros_like(mean)]
         if mixture is not None and self.objective == "forward":
             even = torch.full_like(mean[:, 0], -math.log(place))
             arguments: Any = (self.fit_samples, vmap(DiagonalMixture.log_prob)(mixture, self.fit_samples))
             return DiagonalNormal(*self._descend("forward", [*start, even], arguments)[:2])
-        if mixture is None:  # nothing to keep away from: r as good as constant
+        if mixture is None:  # there is no mixture yet: r is nearly constant
             mixture = DiagonalMixture(
                 torch.zeros_like(mean[:, :1]), torch.zeros_like(mean[:, None]), torch.full_like(mean[:, None], 20.0)
             )
@@ -195,7 +195,7 @@ class _Boosting:
 
 
 def _divergence(one: DiagonalMixture, other: DiagonalMixture, z: Tensor) -> Tensor:
-    """Return KL[one ‖ other] (R,), from samples of the one."""
+    """Return KL[one ‖ other] (R,), estimated from samples of `one`."""
     log_prob = vmap(DiagonalMixture.log_prob)
     ratio: Tensor = log_prob(one, z) - log_prob(other, z)
     return ratio.mean(1)
@@ -233,7 +233,7 @@ def table(fits: Sequence[Fit], seeds: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def draw(fits: Sequence[Fit]) -> Figure:
-    """Return the strip: a row for each objective, in it the target and the mixture as it grows, first seed."""
+    """Return the figure: a row per objective with the target and the growing mixture of the first seed."""
     from matplotlib.figure import Figure
 
     targets = list(dict.fromkeys(fit.target for fit in fits))
@@ -251,7 +251,7 @@ def draw(fits: Sequence[Fit]) -> Figure:
 
 
 def _shown(components: int) -> list[int]:
-    """Return after how many components the mixture is shown: 1, 2, 4, … and the last."""
+    """Return the numbers of components to show: 1, 2, 4, … and the last."""
     powers = [1 << power for power in range(components.bit_length())]
     return sorted({*powers, components})
 

@@ -1,16 +1,16 @@
 """`boo`: the boosted prior of BooVAE (Egorov, Kuzina, Burnaev, NeurIPS 2021).
 
 Each task gets up to `components` pseudo-inputs whose encodings, weighted, approximate the task's aggregated posterior,
-which is the optimal prior. Learning components (minorisation, `boosting/`) and maximising the ELBO alternate, in one
+which is the optimal prior. Learning components (minorisation, `boosting/`) alternates with maximising the ELBO, in one
 of two ways (`boo_objective`):
 
-- `literal`, `forward`: greedy, as in the paper. The mean image comes first, one learned component is added after every
-  epoch until there are K, after 2K epochs the weights are fitted once more and useless components dropped.
+- `literal`, `forward`: greedy, as in the paper. The mean image comes first; after every epoch a learned component is
+  added until there are K; after 2K epochs the weights are fitted once more and useless components dropped.
 - `corrective`: all K components are fitted together, again after epochs 1, 2, 4, … `boo_until`, because those learned
-  early belong to an encoder that has since moved.
+  early belong to an encoder that has changed since.
 
-Then the prior stands still until the task ends, and its Gaussians are stored; they and the pseudo-inputs are the memory
-of the task. With `boo_lambda` above 0 the paper's penalties hold encoder and decoder at old components
+Then the prior is fixed until the task ends, and its Gaussians are stored; they and the pseudo-inputs are the memory of
+the task. With `boo_lambda` above 0 the paper's penalties keep encoder and decoder from changing at old components
 (`boosting/penalties.py`).
 """
 
@@ -38,17 +38,17 @@ class BooSettings(Section):
     """The boosted prior: its first component, its memory and its penalties."""
 
     boo_first: Literal["mean", "learned"] = "mean"
-    """One after another: the first component of a task is the mean image, or learned like the others."""
+    """One after another: the first component of a task is the mean image, or is learned like the others."""
     boo_reencode: bool = False
-    """Encode components of finished tasks again, instead of taking their stored Gaussians."""
+    """Re-encode components of finished tasks instead of using their stored Gaussians."""
     boo_lambda: NotNegative = 0.0
     """Weight of the paper's penalties R_enc and R_dec."""
     boo_reduction: Literal["reference", "sum", "mean"] = "reference"
-    """How the penalties add up over components (docs/methods/boo.md)."""
+    """How the penalties are summed over components (docs/methods/boo.md)."""
 
 
 class Boo(MixtureMethod):
-    """A prior of learned pseudo-inputs that grows by a handful with each task."""
+    """A prior of learned pseudo-inputs that gains a few with each task."""
 
     name = "boo"
     strength_name = "boo_lambda"
@@ -57,7 +57,7 @@ class Boo(MixtureMethod):
     search: Mapping[str, tuple[float, ...]] = MappingProxyType({"boo_lambda": (0.1, 0.3, 1.0, 3.0, 10.0)})
 
     own: BooSettings
-    #: What makes the prior.
+    #: Makes the prior.
     prior_of: Callable[..., Prior] = staticmethod(BoostedPrior)
 
     def __init__(self, settings: Settings) -> None:
@@ -70,13 +70,13 @@ class Boo(MixtureMethod):
         self.settled_by = 2 if self.penalties.on else 1
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
-        """Return a prior with room for the tasks seen."""
+        """Return a prior with capacity for the tasks seen."""
         settings = self.settings
         sizes = self.tasks_seen, settings.model.components, pixels, settings.model.latent_dim
         return self.prior_of(*sizes, elbo=self.mixture.boo_elbo, reencode=self.own.boo_reencode)
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Make room for the task's components and place the first, or all of them."""
+        """Open the task's row of components and place the first, or all of them."""
         self.open_row(replicas, task)
         self.boosting = STRATEGIES[self.fitting.boo_objective](
             self.settings,
@@ -94,7 +94,7 @@ class Boo(MixtureMethod):
         self._log(task, self.boosting.after_epoch(epoch + 1))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Drop duplicates and components without weight; store the Gaussians of the others."""
+        """Drop duplicates and components without weight; store the Gaussians of the rest."""
         parts, log_weights, twins = self.boosting.finish()
         row = (self.boosting.inputs, parts.mean, parts.log_variance, log_weights)
         self.store_row(replicas, task, dict(zip(ROW, row, strict=True)))

@@ -1,12 +1,12 @@
-"""`boo-flow`: the boosted prior behind a flow (the appendix of the BooVAE paper, which has no numbers; spec 3).
+"""`boo-flow`: the boosted prior behind a flow (the appendix of the BooVAE paper, which reports no numbers).
 
 The base mixture is boosted in v-space, where codes are f⁻¹(z), by the steps of `boo`; the flow z = f(v) learns with the
-networks by the ELBO. Stored components lie in v-space, and later tasks move f: what they stand for in z-space would
-drift. So, from the second task on, f is held where old components are:
+networks by the ELBO. Stored components lie in v-space, and later tasks change f, so their images in z-space would
+drift. From the second task on, a penalty therefore keeps f fixed at old components:
 
     flow_drift . (images before / images now) . E_v‖f(v) − f_old(v)‖²,  v of the mixture of all finished tasks.
 
-Combined with `distill` the decoder is held there too.
+In combination with `distill` the decoder is kept there too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from boovae.replicas.randomness import Draw, latent_draws
 from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import Batch
 
-#: Places of old components at which the flow is held, per step.
+#: Number of samples of old components per step, at which the flow is kept fixed.
 PLACES = 250
 
 
@@ -49,11 +49,11 @@ class BooFlow(Boo):
     """A boosted prior whose latents pass through a learned flow."""
 
     name = "boo-flow"
-    summary = "the boosted prior behind a flow that learns with the networks and is held at old components"
+    summary = "the boosted prior behind a flow that learns with the networks and is kept fixed at old components"
     sections = (*Boo.sections, FlowSettings)
-    search = MappingProxyType({})  # the paper's penalties are not for it
+    search = MappingProxyType({})  # without the paper's penalties
     strength_name = "boo_lambda"
-    clashes = MappingProxyType({"multihead": "one flow cannot follow an encoder of its own for each task"})
+    clashes = MappingProxyType({"multihead": "one flow cannot follow a separate encoder for each task"})
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -63,15 +63,15 @@ class BooFlow(Boo):
             raise SettingError("latent_dim", settings.model.latent_dim, "at least 2 for a flow; or set {flow_layers=0}")
         if self.fitting.boo_objective == "literal" or self.fitting.boo_weights in ("bisection", "sgd"):
             raise InputError(
-                "method 'boo-flow' fits to samples, the literal objective and these weights need the target's density: "
+                "method 'boo-flow' fits to samples; the literal objective and these weights need the target's density: "
                 "set {boo_objective=corrective} (or forward) and {boo_weights=em}"
             )
         if "full" in (self.fitting.boo_target, self.fitting.boo_mixture):
             raise InputError("method 'boo-flow': set {boo_target=current} and {boo_mixture=current}")
         if self.own.boo_lambda > 0:
             raise InputError(
-                "method 'boo-flow' holds old components by {flow_drift}, the paper's penalties are for a prior without "
-                "a flow: set {boo_lambda=0}, and use boo-flow+distill to hold the networks"
+                "method 'boo-flow' keeps old components by {flow_drift}, the paper's penalties are for a prior without "
+                "a flow: set {boo_lambda=0}, and use boo-flow+distill to preserve the networks"
             )
 
     def prior_of(self, *sizes: int, **options: Any) -> Prior:
@@ -79,19 +79,19 @@ class BooFlow(Boo):
         return FlowPrior(*sizes, layers=self.flow.flow_layers, width=self.flow.flow_width, **options)
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Freeze the flow as it is, then begin as `boo` does."""
+        """Keep a frozen copy of the flow, then begin as `boo` does."""
         if self.flow.flow_layers > 0:
             self.hold_to_past("flow_drift", replicas, task, "prior.flow.")
         super().begin_task(replicas, task)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return what chooses the places."""
+        """Return the draws that sample old components."""
         if self.tasks_seen < 2 or self.flow.flow_layers == 0:
             return {}
         return latent_draws(PLACES, self.settings.model.latent_dim, "place_")
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return how far the flow has moved old places, squared."""
+        """Return the weighted mean squared distance by which the flow has moved old samples."""
         state = batch["state"]
         if not state:
             return {}

@@ -1,13 +1,13 @@
-"""`coreset`: a few real images of each finished task are kept and learned again.
+"""`coreset`: keep a few real images of each finished task and learn them again.
 
-When a task ends each replica draws its own `coreset_images` of the training images, once and for all: at random, or far
-from each other (`kcenter`: greedy farthest points from a random start in pixel space; Gonzalez, 1985; for coresets
+When a task ends, each replica chooses `coreset_images` of the training images and keeps them: at random, or far from
+each other (`kcenter`: greedy farthest points from a random start in pixel space; Gonzalez, 1985; for coresets
 Nguyen et al., 2018). Two ways to use them (`coreset_mode`):
 
-- `append`: they join the training set and each is seen once per epoch, which the paper's numbers show.
-- `batch`: they join every batch, as the paper says; batch and kept images count alike, image by image.
+- `append`: add them to the training set, so that each is seen once per epoch; this matches the paper's numbers.
+- `batch`: add them to every batch, as the paper describes; every image has the same weight.
 
-Deviation from the released code: that draws again from all old images for every new task.
+Deviation from the released code, which samples from all old images again for every new task.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from boovae.replicas.teacher import bound_before
 
 @dataclass(frozen=True)
 class CoresetSettings(Section):
-    """Real images that are kept."""
+    """The real images that are kept."""
 
     coreset_images: AtLeastOne = 15
-    """Images kept per task."""
+    """Number of images kept per task."""
     coreset_mode: Literal["append", "batch"] = "append"
     """Add kept images to the training set, or to every batch."""
     coreset_choice: Literal["random", "kcenter"] = "random"
@@ -52,8 +52,8 @@ class Coreset(Method):
     shared_memory = frozenset({"counts"})
     clashes = MappingProxyType(
         {
-            "joint": "joint keeps every image, a few more add nothing",
-            "multihead": "kept images of old tasks have no place in the network of a new one",
+            "joint": "joint already keeps every image",
+            "multihead": "the network of a new task cannot learn kept images of old tasks",
         }
     )
 
@@ -66,12 +66,12 @@ class Coreset(Method):
     # --- which images are kept ----------------------------------------------------------------------------------
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Keep some of the task's own images."""
-        own = task.train[..., -task.own_images :, :]  # kept ones are in front
+        """Choose some of the task's own images and keep them."""
+        own = task.train[..., -task.own_images :, :]  # kept ones come first
         own = own.expand(len(replicas), *own.shape[-2:])
         count = min(self.own.coreset_images, task.own_images)
         if count < self.own.coreset_images:
-            self.say(task, f"the task has only {count} images, all are kept (coreset_images asks for more)")
+            self.say(task, f"the task has only {count} images, fewer than coreset_images; all are kept")
         chosen = replicas.generators.order(task.own_images, "coreset", task.index)
         if self.own.coreset_choice == "kcenter":
             chosen = farthest_points(own, chosen[:, 0], count)
@@ -81,11 +81,11 @@ class Coreset(Method):
             rows.insert(0, self.memory["images"])
             counts.insert(0, self.memory["counts"])
         width = max(row.shape[2] for row in rows)
-        padded = [F.pad(row, (0, 0, 0, width - row.shape[2])) for row in rows]  # tasks with fewer images: black ones
+        padded = [F.pad(row, (0, 0, 0, width - row.shape[2])) for row in rows]  # tasks with fewer images are padded
         self.memory = {"images": torch.cat(padded, dim=1), "counts": torch.cat(counts)}
 
     def stored_images(self) -> Tensor | None:
-        """Return the kept images (R, M, D) of all finished tasks, None before there are any."""
+        """Return the kept images (R, M, D) of all finished tasks, or None if there are none."""
         if not self.memory:
             return None
         counts = self.memory["counts"].tolist()
@@ -96,13 +96,13 @@ class Coreset(Method):
         return int(self.memory["counts"].sum()) if self.memory else 0
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the images (R, T, m, D), and of how many of the m places each task has filled."""
+        """Return the shapes of the images (R, T, m, D), and of the number of images per task (T,)."""
         return {"images": (len(replicas), tasks, -1, pixels), "counts": (tasks,)} if tasks else {}
 
     # --- how they are learned again -----------------------------------------------------------------------------
 
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
-        """Put the kept images in front of the task's own ones (append); validation images stay the task's own."""
+        """Put the kept images before the task's own ones (append); validation images remain the task's own."""
         kept = self.stored_images()
         if kept is None or self.own.coreset_mode == "batch":
             return task
@@ -110,14 +110,14 @@ class Coreset(Method):
         return replace(task, train=torch.cat([kept, own], dim=1))
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Lay out the kept images for the loss (batch)."""
+        """Provide the kept images to the loss (batch)."""
         kept = self.stored_images()
         if kept is not None and self.own.coreset_mode == "batch":
             number = torch.full((len(replicas),), float(kept.shape[1]), device=replicas.device)
             self.state = {"images": kept, "number": number}
 
     def training_draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return noise for the kept images of a step, and what chooses them if they outnumber the batch."""
+        """Return noise for the kept images of a step, and a random choice if they outnumber the batch."""
         if not self.state:
             return {}
         kept = self.state["images"].shape[1]
@@ -127,7 +127,7 @@ class Coreset(Method):
         return draws
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
-        """Return (M / B) times the kept images' mean negative ELBO; validation goes without."""
+        """Return (M / B) times the kept images' mean negative ELBO; validation leaves it out."""
         if not batch["state"]:
             return {}
         if "kept_noise" not in batch:
@@ -135,7 +135,7 @@ class Coreset(Method):
         images, noise = batch["state"]["images"], batch["kept_noise"]
         if "kept_order" in batch:
             images = images[batch["kept_order"].argsort(stable=True)[: len(noise)]]
-        if "pixels" in batch:  # the batch's thresholds: there are never more kept images than images in the batch
+        if "pixels" in batch:  # thresholds of the batch, which has at least as many images
             images = (batch["pixels"][: len(noise)] < images).to(images.dtype)
         bound = bound_before(model, images, noise)
         loss = bound.reconstruction + batch["kl_weight"] * bound.kl
@@ -144,18 +144,18 @@ class Coreset(Method):
 
 
 def farthest_points(images: Tensor, start: Tensor, count: int) -> Tensor:
-    """Return which images (R, count) are chosen from (R, N, D) if each is the farthest from those before it.
+    """Choose images (R, count) from (R, N, D), each the farthest from those chosen before it.
 
-    The first is `start` (R,). The distance of the farthest image left is at most twice that of the best choice.
+    The first is `start` (R,). The largest distance of an image to the chosen ones is at most twice the optimum.
     """
     images = images.contiguous()
     rows = torch.arange(len(images), device=images.device)
     chosen = [start]
-    nearest = torch.full_like(images[..., 0], torch.inf)  # of each image to the chosen ones
+    nearest = torch.full_like(images[..., 0], torch.inf)  # distance of each image to the chosen ones
     for _ in range(count - 1):
         centre = images[rows, chosen[-1]].unsqueeze(1)
         distance = torch.cdist(images, centre, compute_mode="donot_use_mm_for_euclid_dist").squeeze(2)
         nearest = torch.minimum(nearest, distance)
-        nearest[rows, chosen[-1]] = -1.0  # never again, not even where images are equal
+        nearest[rows, chosen[-1]] = -1.0  # never chosen again, even if images are equal
         chosen.append(nearest.argmax(1))
     return torch.stack(chosen, 1)

@@ -1,14 +1,14 @@
 """`distill`: memory in function space.
 
-While a task is learned a frozen copy of the network before it (the teacher) is kept; nothing more is stored between
-tasks. At fresh latents z of the previous prior the decoder is held to the teacher's decoder, and at the teacher's
-images of these latents the encoder to the teacher's encoder:
+A frozen copy of the network from before the task (the teacher) is kept while the task is learned; nothing else is
+stored between tasks. The decoder is pulled towards the teacher's decoder at fresh latents z of the previous prior, and
+the encoder towards the teacher's encoder at the teacher's images of these latents:
 
     λ_t . E_z[ KL_sym(p(x | z), p_old(x | z)) + KL_sym(q(. | x̃), q_old(. | x̃)) ],  x̃ = mean of p_old(x | z).
 
-The encoder's half feeds images decoded from the prior through the network: pseudo-rehearsal, without any stored or
-generated dataset. Each half is a switch. Near relatives: Lifelong Generative Modeling (Ramapuram et al., 2020) for the
-encoder, Generative Distillation (Masip et al., 2024) for distilling outputs instead of training on samples.
+The encoder's term passes images decoded from the prior through the network: pseudo-rehearsal without a stored or
+generated dataset. Each term can be switched off. Related work: Lifelong Generative Modeling (Ramapuram et al., 2020)
+for the encoder, Generative Distillation (Masip et al., 2024) for distilling outputs instead of training on samples.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from boovae.replicas.step import Batch
 
 @dataclass(frozen=True)
 class DistillSettings(Section):
-    """How the network is held to its predecessor."""
+    """Distillation from the network before the task."""
 
     distill_weight: NotNegative = 0.5
-    """Weight of the old network's answers, times (images before / images now)."""
+    """Weight of the divergence to the old network, times (images before / images now)."""
     distill_latents: AtLeastOne = 250
-    """Latents of the old prior per step."""
+    """Number of latents of the old prior per step."""
     distill_decoder: bool = True
-    """Hold the decoder."""
+    """Distil the decoder."""
     distill_encoder: bool = True
-    """Hold the encoder (on images decoded from the old prior)."""
+    """Distil the encoder (on images decoded from the old prior)."""
     distill_divergence: Literal["symmetric", "forward", "reverse"] = "symmetric"
-    """Both sides of the divergence, KL[old | new] or KL[new | old]."""
+    """Symmetric divergence, KL[old | new] or KL[new | old]."""
 
 
 class Distill(Method):
-    """Holds decoder and encoder to what they were, on latents of the previous prior."""
+    """Keeps decoder and encoder close to a frozen copy, on latents of the previous prior."""
 
     name = "distill"
-    summary = "holds the network to its frozen predecessor on latents of the old prior; combine: boo+distill"
+    summary = "distils the network from its frozen predecessor on latents of the old prior; combine: boo+distill"
     sections = (DistillSettings,)
     search = MappingProxyType({"distill_weight": (0.1, 0.2, 0.4, 0.8, 1.6)})
     settled_by = 2
@@ -56,11 +56,11 @@ class Distill(Method):
     own: DistillSettings
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Freeze the network as it is."""
+        """Keep a frozen copy of the network."""
         self.hold_to_past("distill_weight", replicas, task)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return what chooses the latents."""
+        """Return the draws that sample the latents."""
         if self.tasks_seen < 2:
             return {}
         return latent_draws(self.own.distill_latents, self.settings.model.latent_dim)
@@ -84,7 +84,7 @@ class Distill(Method):
 
 
 def _answers(teacher: VAE, uniform: Tensor, normal: Tensor) -> tuple[Tensor, Tensor, Tensor, DiagonalNormal]:
-    """Return latents (M, L) of the teacher's prior and what it makes of them: output, mean images, their encodings."""
+    """Return latents (M, L) of the teacher's prior, and its outputs, mean images and encodings of these."""
     z = teacher.prior.before(teacher.posterior).sample(uniform, normal)
     output = teacher.decode(z)
     images = teacher.likelihood.mean(output)

@@ -4,30 +4,30 @@ After task s, with weights θ_s, the diagonal Fisher information is the mean squ
 
     F_s = mean_x (∇_θ −ELBO(x; θ_s))²,
 
-over up to `ewc_images` of the task's n_s training images. Bayes adds up log-likelihoods, n_s times the mean over
+over up to `ewc_images` of the task's n_s training images. Bayes' rule sums log-likelihoods, n_s times the mean over
 images, while the loss of task t is a mean over its n_t images. Hence the penalty is
 
     λ/2 . Σ_s (n_s / n_t) Σ_i F_s,i (θ_i − θ_s,i)²,
 
 where λ (`ewc_strength`) of 1 is the Laplace approximation to the posterior of the weights. The sum over tasks is kept
-as one quadratic, P (θ − a)², exact up to a constant that no gradient sees:
+as one quadratic, P (θ − a)², exact up to a constant without gradient:
 
     P = Σ_s n_s F_s,  a = Σ_s n_s F_s θ_s / P (the plain mean of θ_s where P is 0),
 
-so neither memory nor a step grows with the tasks. With a decay γ (`ewc_decay`) under 1 it is online EWC:
+so neither memory nor a step costs more with more tasks. With a decay γ (`ewc_decay`) below 1 it is online EWC:
 P ← γ P + n_t F_t and a = θ_t, the latest weights.
 
 Where it differs from the papers:
 
-- The likelihood of a VAE is bounded, not known: the gradients are those of the negative ELBO with one latent sample per
+- The likelihood of a VAE is only bounded: the gradients are those of the negative ELBO with one latent sample per
   image, the loss that is trained (`kl_weight` and dynamic binarisation included), at the image itself: the empirical
-  Fisher. The square contains the variance of the sample.
-- Kirkpatrick et al. leave tasks unweighted; with classes of equal size, n_s / n_t is 1 and nothing differs.
-- Huszár (2018) shows that separate quadratics count early tasks twice, since θ_t already leans towards them, and puts
-  the anchor at the latest weights. That is online EWC with a decay a hair under 1; Schwarz et al. normalise every
-  Fisher, which is not done here as it would undo Bayes' weights.
-- Only what all tasks share is held: not the prior's parameters, not the heads of single tasks.
-- In a combination the prior is the one that the method before it leaves: `boo+ewc` takes the finished mixture.
+  Fisher. The square includes the sampling variance.
+- Kirkpatrick et al. leave tasks unweighted; with classes of equal size, n_s / n_t is 1 and there is no difference.
+- Huszár (2018) shows that separate quadratics count early tasks twice, since θ_t is already close to them, and puts
+  the anchor at the latest weights. That is online EWC with a decay just below 1; Schwarz et al. normalise every
+  Fisher, which is not done here because it would undo the Bayesian weights.
+- Only parameters shared by all tasks are penalised: not the prior's, not the heads of single tasks.
+- In a combination the prior is the one left by the method before it: `boo+ewc` uses the finished mixture.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.replicas.step import Batch
 
-#: Gradient values of single images that are held at once, by device, and most images.
+#: Maximum number of per-image gradient values in memory, by device, and of images per chunk.
 CHUNK_VALUES, CHUNK_IMAGES = {"cuda": 2**28, "cpu": 2**25}, 64
 
 
@@ -59,18 +59,18 @@ class EWCSettings(Section):
     """The quadratic penalty and its Fisher information."""
 
     ewc_strength: NotNegative = 100.0
-    """Weight of the quadratic penalty; 1 is what Bayes says of a diagonal Gaussian."""
+    """Weight of the quadratic penalty; 1 is the Bayesian weight of a diagonal Gaussian."""
     ewc_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """1 keeps the quadratics of all tasks; under 1 is online EWC, the share of the old one kept per task."""
+    """1 keeps the quadratics of all tasks; below 1 is online EWC, the share of the old one kept per task."""
     ewc_images: AtLeastOne = 1000
-    """Images from which the Fisher information of a task is estimated."""
+    """Number of images from which the Fisher information of a task is estimated."""
 
 
 class EWC(Method):
-    """Holds each weight to its old value as firmly as old images need it."""
+    """Penalises changes of each weight in proportion to its Fisher information."""
 
     name = "ewc"
-    summary = "holds each weight to its old value, as firmly as its Fisher information says"
+    summary = "keeps each weight near its old value, in proportion to its Fisher information"
     sections = (EWCSettings,)
     search = MappingProxyType({"ewc_strength": (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)})
     settled_by = 2
@@ -78,7 +78,7 @@ class EWC(Method):
     own: EWCSettings
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Scale the quadratic to the mean over this task's images."""
+        """Scale the quadratic penalty to the mean over this task's images."""
         if self.memory:
             scale = self.strength("ewc_strength", replicas) / task.own_images
             self.state = {**self.memory, "scale": scale}
@@ -89,7 +89,7 @@ class EWC(Method):
         return {"drift": 0.5 * state["scale"] * squared_drift(model, state, "precision")} if state else {}
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Add the task's quadratic to the one that is kept."""
+        """Add the task's quadratic penalty to the stored one."""
         decay, memory = self.own.ewc_decay, {}
         latest = self.shared(replicas.parameters)
         for name, information in fisher(replicas, task, list(latest), self.settings).items():
@@ -109,7 +109,7 @@ class EWC(Method):
 
 
 def squared_drift(model: VAE, state: dict[str, Tensor], stiffness: str) -> Tensor:
-    """Return Σ_i s_i (θ_i − a_i)² over the parameters that have a stiffness s in `state`; a is their `anchor` there."""
+    """Return Σ_i s_i (θ_i − a_i)² over the parameters with a stiffness s and an `anchor` a in `state`."""
     drifts = [
         (state[f"{stiffness}.{name}"] * (parameter - state[f"anchor.{name}"]).square()).sum()
         for name, parameter in model.named_parameters()
@@ -119,15 +119,15 @@ def squared_drift(model: VAE, state: dict[str, Tensor], stiffness: str) -> Tenso
 
 
 def fisher(replicas: Replicas, task: TaskImages, names: list[str], settings: Settings) -> dict[str, Tensor]:
-    """Return the mean square of the task's own single images' gradients for the named parameters, {name: (R, ...)}.
+    """Return the mean squared per-image gradients of the named parameters on the task's own images, {name: (R, ...)}.
 
-    Replicas come one after another and images in chunks: a chunk's gradients of all parameters are in memory at once.
+    Replicas run one after another and images in chunks: a chunk's gradients of all parameters are in memory at once.
     """
     generators = replicas.generators
     count = min(settings.of(EWCSettings).ewc_images, task.own_images)
     chosen = generators.order(task.own_images, "ewc", task.index)[:, :count]
     noise = generators.draw(Draw("normal", (count, settings.model.latent_dim)), "ewc", task.index, "latent")
-    own = task.train[..., -task.own_images :, :]  # images mixed in by others come first
+    own = task.train[..., -task.own_images :, :]  # images added by other methods come first
     images = torch.stack([(own if own.dim() == 2 else own[r])[order] for r, order in enumerate(chosen)])
     if settings.data.binarize == "dynamic":
         uniform = generators.draw(Draw("uniform", (count, images.shape[-1])), "ewc", task.index, "pixels")

@@ -1,7 +1,7 @@
-"""`joint`: all images of the tasks seen so far are kept and trained on from a fresh start at every task.
+"""`joint`: keep all images of the tasks seen so far and train on them from scratch at every task.
 
-Not a continual method but the upper bound of every comparison: what the same network reaches if nothing has to be given
-up. The prior is N(0, I) or, with `--prior vamp`, a VampPrior (Tomczak and Welling, 2018) with `components`
+Not a continual method but the upper bound of every comparison: the result of the same network without forgetting. The
+prior is N(0, I) or, with `--prior vamp`, a VampPrior (Tomczak and Welling, 2018) with `components`
 pseudo-inputs for each task seen, started at random training images.
 """
 
@@ -18,22 +18,22 @@ class Joint(Method):
     """Training on everything seen so far."""
 
     name = "joint"
-    summary = "keeps every image and trains on all of them from a fresh start: the upper bound"
+    summary = "keeps every image and trains on all of them from scratch: the upper bound"
     stores_examples = True
     shared_memory = frozenset({"train", "valid"})
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
-        """Return a VampPrior with room for the tasks seen so far, if one is wanted."""
+        """Return a VampPrior with capacity for the tasks seen so far, if the settings ask for one."""
         if self.settings.model.prior == "vamp":
             return VampPrior(self.settings.model.components * max(self.tasks_seen, 1), pixels, pixel_range)
         return None
 
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
-        """Put the images of all earlier tasks in front."""
+        """Put the images of all earlier tasks before the task's own."""
         return task.with_images(**self.memory) if self.memory else task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Start afresh; pseudo-inputs start at random training images, some of them more than once if these are few."""
+        """Initialise the model; pseudo-inputs start at random training images, repeated if too few."""
         replicas.initialise()
         if isinstance(replicas.model.prior, VampPrior):
             order = replicas.generators.order(task.train.shape[-2], "vamp", task.index)
@@ -42,7 +42,7 @@ class Joint(Method):
             replicas.parameters["prior.logits"].copy_(replicas.model.prior.logits_of(starts))
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Keep everything."""
+        """Keep all images."""
         self.memory = {"train": task.train, "valid": task.valid}
 
     def images_stored(self) -> int:

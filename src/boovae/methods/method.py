@@ -1,5 +1,5 @@
-"""What a continual-learning method is: what happens when a task begins, in the loss, after an epoch, when it ends,
-and what it remembers.
+"""The base class of continual-learning methods: hooks at the start of a task, in the loss, after an epoch and at the
+end, and the memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from boovae.replicas.teacher import Teacher
 
 @dataclass(frozen=True)
 class TaskImages:
-    """The images a task is trained with, on the device: (N, D) for all replicas alike, or (R, N, D)."""
+    """The images a task is trained with, on the device: (N, D), the same for all replicas, or (R, N, D)."""
 
     index: int
     name: str
@@ -43,15 +43,15 @@ class TaskImages:
         return sum(self.sizes_before)
 
     def with_images(self, train: Tensor, valid: Tensor) -> TaskImages:
-        """Return the task with more images: `train` and `valid` in front of its own."""
+        """Return the task with `train` and `valid` put before its own images."""
         train, valid = (torch.cat(parts, dim=-2) for parts in ((train, self.train), (valid, self.valid)))
         return replace(self, train=train, valid=valid)
 
 
 class Method:
-    """One continual-learning idea; a method overrides what it needs.
+    """One continual-learning idea; a method overrides the hooks that it needs.
 
-    Everything here has a leading replica axis R, except what `penalty` sees: that is one replica under `vmap`.
+    All tensors have a leading replica axis R, except in `penalty`, which sees one replica under `vmap`.
     """
 
     name = ""
@@ -61,24 +61,24 @@ class Method:
     stores_examples = False
     #: Memory that all replicas share, stored without the replica axis.
     shared_memory: frozenset[str] = frozenset()
-    #: Snapshots taken before this epoch are not eligible as the best one.
+    #: The first epoch whose snapshot may be the best one.
     first_eligible = 0
-    #: Tasks seen, the current one included. Capacities follow it, never the number of tasks planned.
+    #: Number of tasks seen, including the current one. Capacities follow it, never the number of planned tasks.
     tasks_seen = 0
-    #: The task, counting from 1, from which on a step has its final form; it is not compiled before.
+    #: The task, counted from 1, from which a step has its final form; it is not compiled before.
     settled_by = 1
     #: Whether the task of an image must be known to score it.
     knows_task = False
-    #: Whether tasks share the prior equally, whatever their numbers of images.
+    #: Whether tasks have equal shares of the prior, regardless of their numbers of images.
     equal_masses = False
     #: Whether `track` is called after every step.
     tracks = False
-    #: Names (their beginnings) of parameters that belong to one task alone and are frozen with it.
+    #: Name prefixes of parameters that belong to a single task and are frozen with it.
     private: tuple[str, ...] = ()
-    #: Its settings, each section a frozen dataclass beside the method; `own` holds the values of the first.
+    #: Its sections of settings, each a frozen dataclass beside the method; `own` holds the values of the first.
     sections: tuple[type[Section], ...] = ()
     own: Any = None
-    #: The strengths that `boovae tune` chooses, the main one first, and the values it tries.
+    #: The settings that `boovae tune` chooses, the main one first, with the values to try.
     search: Mapping[str, tuple[float, ...]] = MappingProxyType({})
     #: Methods it cannot be combined with, and why.
     clashes: Mapping[str, str] = MappingProxyType({})
@@ -87,31 +87,31 @@ class Method:
         self.settings = settings
         if self.sections:
             self.own = settings.of(self.sections[0])
-        #: All that survives a task besides the networks, {name: (R, ...)}; `memory_shapes` says what belongs in it.
+        #: All tensors kept between tasks besides the networks, {name: (R, ...)}; `memory_shapes` declares them.
         self.memory: dict[str, Tensor] = {}
-        #: What `penalty` finds in `batch["state"]`, {name: (R, ...)}; shapes stay the same within a task.
+        #: The tensors in `batch["state"]` for `penalty`, {name: (R, ...)}; their shapes are fixed within a task.
         self.state: dict[str, Tensor] = {}
         self.teacher = Teacher()
         self._candidates: Mapping[str, Sequence[float]] = {}
         self._events: list[dict[str, Any]] = []
 
-    # --- what a method may use ----------------------------------------------------------------------------------
+    # --- helpers for methods ------------------------------------------------------------------------------------
 
     def log(self, event: dict[str, Any]) -> None:
-        """Put an event into the run's log."""
+        """Write an event to the run's log."""
         self._events.append(event)
 
     def say(self, task: TaskImages, text: str) -> None:
-        """Tell the user something about a task, in the log too."""
+        """Show the user a note about a task and log it."""
         self.log({"event": "note", "task": task.index, "text": f"{self.name}: {text}"})
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what was logged since the last call."""
+        """Return the events logged since the last call."""
         events, self._events = self._events, []
         return events
 
     def strength(self, name: str, replicas: Replicas) -> Tensor:
-        """Return a setting for each replica, (R,): the same for all, unless values are compared."""
+        """Return a setting for each replica, (R,): the same for all, unless several values are compared."""
         values = self._candidates.get(name)
         if not values:
             kind = next(kind for kind in self.sections if name in hints(kind))
@@ -119,9 +119,9 @@ class Method:
         return torch.tensor([float(value) for value in values], device=replicas.device)
 
     def hold_to_past(self, name: str, replicas: Replicas, task: TaskImages, part: str = "") -> None:
-        """From the second task on, give `penalty` a frozen copy of the networks (or a part of them) as they are now.
+        """From the second task on, give `penalty` a frozen copy of the current networks (or a part of them).
 
-        Its `weight` is the setting `name` times (images before / images now): the past counts as the images it had.
+        Its `weight` is the setting `name` times (images before / images now): the past counts by its number of images.
         """
         if self.tasks_seen > 1:
             weight = self.strength(name, replicas) * (task.images_before / task.own_images)
@@ -138,53 +138,53 @@ class Method:
         self._candidates = candidates
 
     def check(self) -> None:
-        """Refuse settings that make no sense in this combination; called once all parts are known."""
+        """Refuse settings that are invalid in this combination; called once all parts are known."""
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return the method's own prior, or None for the one the settings name."""
         return None
 
     def adapt(self, nets: Nets) -> Nets:
-        """Return the encoder and decoder, perhaps with other layers."""
+        """Return the encoder and decoder, with layers changed if need be."""
         return nets
 
     def view(self, replicas: Replicas, task: int) -> Replicas:
-        """Return the model as it is for images of a task."""
+        """Return the model for images of a task."""
         return replicas
 
     # --- the life of a task -------------------------------------------------------------------------------------
 
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
-        """Return what is trained on: the task's images, perhaps with others mixed in; `replicas` are as they were."""
+        """Return the images to train on: the task's, and others if need be; `replicas` are those before the task."""
         return task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Prepare for a task; `task` is what `images` returned."""
+        """Prepare for a task; `task` was returned by `images`."""
 
     def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
         """Act between two epochs."""
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Act when a task is learned; `replicas` hold the best snapshots. What is kept goes into `memory`."""
+        """Finish a task; `replicas` hold the best snapshots. Store what is kept in `memory`."""
 
     # --- a step -------------------------------------------------------------------------------------------------
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return the random tensors that `penalty` wants in its batch, for one step of one replica."""
+        """Return the random tensors that `penalty` needs in its batch, for one step of one replica."""
         return {}
 
     def training_draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return random tensors that are in the batch in training only; validation goes without."""
+        """Return random tensors that are in the batch only in training, not in validation."""
         return {}
 
     @property
     def wants_old_components(self) -> bool:
-        """Whether `penalty` reads `batch["old_components"]`: how the encoder sees finished tasks' pseudo-inputs now."""
+        """Whether `penalty` reads `batch["old_components"]`: the current encodings of finished tasks' pseudo-inputs."""
         return False
 
     @contextmanager
     def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
-        """Let the model of one replica be noisy while the ELBO is computed; without draws it must change nothing."""
+        """Perturb the model of one replica while the ELBO is computed; without draws it must change nothing."""
         yield
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
@@ -192,34 +192,34 @@ class Method:
         return {}
 
     def track(self, state: dict[str, Tensor], step: Step) -> None:
-        """Take note of a step: update `state` in place.
+        """Record a step: update `state` in place.
 
-        Everything has the leading axis R, or none where replicas run one after another.
+        Tensors have the leading axis R, or none where replicas run one after another.
         """
 
     # --- the memory ---------------------------------------------------------------------------------------------
 
     def images_stored(self) -> int:
-        """Return how many images of finished tasks one replica keeps."""
+        """Return the number of images of finished tasks that one replica keeps."""
         return 0
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes that `memory` has after some tasks, -1 for any size."""
+        """Return the shapes of `memory` after `tasks` tasks, with -1 for any size."""
         return {}
 
     def load_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
-        """Take a saved memory, or refuse one that is not this method's; a checkpoint may come from anywhere."""
+        """Load a saved memory; refuse one that does not fit this method, as a checkpoint may come from anywhere."""
         shapes = self.memory_shapes(replicas, tasks, pixels)
         for name in shapes.keys() | memory.keys():
             wanted, found = shapes.get(name), tuple(memory[name].shape) if name in memory else None
             if not (wanted and found and memory[name].dtype in (torch.float32, torch.int64) and fits(found, wanted)):
                 raise InputError(
-                    f"the checkpoint's memory '{name}' is {found or 'missing'}, that of method '{self.name}' is "
-                    f"{wanted or 'not called so'}; continue with the configuration it was made with"
+                    f"the checkpoint's memory '{name}' is {found or 'missing'}, but method '{self.name}' expects "
+                    f"{wanted or 'none of this name'}; continue with the configuration it was made with"
                 )
         self.memory = {name: tensor.to(replicas.device) for name, tensor in memory.items()}
 
 
 def fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a shape is the wanted one, in which -1 stands for any size."""
+    """Return whether a shape is the expected one, in which -1 stands for any size."""
     return len(found) == len(wanted) and all(size in (-1, own) for size, own in zip(wanted, found, strict=True))

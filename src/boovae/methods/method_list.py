@@ -1,4 +1,4 @@
-"""The methods of a run: one, or the parts of a combination such as `boo+distill`."""
+"""The methods of a run: a single one, or the parts of a combination such as `boo+distill`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class MethodList:
-    """Methods at once: their penalties add up, each sees the images that the one before it returns.
+    """Combines methods: their penalties are summed, and each gets the images that the one before it returns.
 
-    In a combination all that a part names (draws, state, memory, penalties) is called `part.name` outside of it, and by
-    its plain name inside; a single method's names are plain everywhere.
+    In a combination all names of a part (draws, state, memory, penalties) are prefixed as `part.name` outside of it and
+    plain inside; the names of a single method are plain everywhere.
     """
 
     def __init__(self, settings: Settings, parts: Sequence[Method]) -> None:
@@ -43,27 +43,27 @@ class MethodList:
 
     @property
     def own_layers_first(self) -> list[Method]:
-        """The parts, first those with layers for each task: others look at codes of the encoder that will learn."""
+        """The parts, those with layers per task first: others use codes of the encoder that will be trained."""
         return sorted(self.parts, key=lambda part: not part.knows_task)
 
     @property
     def settled(self) -> bool:
-        """Whether a step has the form that it will have in all later tasks."""
+        """Whether a step has its final form, that of all later tasks."""
         return all(part.tasks_seen >= part.settled_by for part in self.parts)
 
-    # --- names inside and outside of a part ---------------------------------------------------------------------
+    # --- names inside and outside a part ------------------------------------------------------------------------
 
     def joined(self, of: Callable[[Method], Mapping[str, T]]) -> dict[str, T]:
-        """Return what all parts have, under the names it has outside."""
+        """Return the entries of all parts, by their outside names."""
         return {self._prefix(part) + name: value for part in self.parts for name, value in of(part).items()}
 
     def own(self, part: Method, everything: Mapping[str, T]) -> dict[str, T]:
-        """Return what belongs to a part, by the names it has inside."""
+        """Return the entries of a part, by their inside names."""
         start = self._prefix(part)
         return {name.removeprefix(start): value for name, value in everything.items() if name.startswith(start)}
 
     def batch_of(self, part: Method, batch: Batch) -> Batch:
-        """Return a batch as a part sees it: its own draws and state by their plain names."""
+        """Return the batch for a part: its own draws and state by their plain names."""
         if len(self.parts) == 1:
             return batch
         return {**batch, **self.own(part, batch), "state": self.own(part, batch["state"])}
@@ -71,61 +71,61 @@ class MethodList:
     def _prefix(self, part: Method) -> str:
         return f"{part.name}." if len(self.parts) > 1 else ""
 
-    # --- what others ask of all parts at once -------------------------------------------------------------------
+    # --- all parts at once --------------------------------------------------------------------------------------
 
     def see(self, tasks: int) -> None:
-        """Take note of how many tasks have been seen, the current one included."""
+        """Set the number of tasks seen, including the current one."""
         for part in self.parts:
             part.tasks_seen = tasks
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
-        """Return the one prior that a part brings, None for the one the settings name."""
+        """Return the prior of the part that has one, or None for the one the settings name."""
         priors = {part.name: part.make_prior(pixels, pixel_range) for part in self.parts}
         brought = {name: prior for name, prior in priors.items() if prior is not None}
         if len(brought) > 1:
-            raise InputError(f"{{method={self.name}}}: {' and '.join(brought)} each bring a prior; use one of them")
+            raise InputError(f"{{method={self.name}}}: {' and '.join(brought)} each have a prior; use one of them")
         return next(iter(brought.values()), None)
 
     def view(self, replicas: Replicas, task: int) -> Replicas:
-        """Return the model as it is for images of a task."""
+        """Return the model for images of a task."""
         for part in self.parts:
             replicas = part.view(replicas, task)
         return replicas
 
     def track(self, state: dict[str, Tensor], step: Step) -> None:
-        """Let all parts take note of a step; each sees its own state."""
+        """Let all parts record a step; each sees its own state."""
         for part in self.parts:
             part.track(self.own(part, state), step)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what all parts logged since the last call."""
+        """Return the events that all parts logged since the last call."""
         return [event for part in self.parts for event in part.events()]
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What the penalties read in a step."""
+        """The tensors that the penalties read in a step."""
         return self.joined(lambda part: part.state)
 
     def memory(self) -> dict[str, Tensor]:
-        """Return all that survives a task besides the networks."""
+        """Return all tensors kept between tasks besides the networks."""
         return self.joined(lambda part: part.memory)
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Let all parts end the task; what they remember must be known to those who continue."""
+        """End the task in all parts; all that they remember must be declared, so that a run can be continued."""
         for part in self.parts:
             part.end_task(replicas, task)
             shapes = part.memory_shapes(replicas, task.index + 1, task.train.shape[-1])
             if unknown := part.memory.keys() - shapes.keys():
                 raise InputError(
                     f"method '{part.name}' remembers {', '.join(sorted(unknown))}, which its memory_shapes does not "
-                    "have: no run of it could be continued; add it there"
+                    "have: its runs could not be continued; add it there"
                 )
 
     def load_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
-        """Give each part its memory back, or refuse what is not its."""
+        """Load the memory of each part; refuse one that does not fit."""
         for part in self.parts:
             part.load_memory(self.own(part, memory), replicas, tasks, pixels)
 
     def images_stored(self) -> int:
-        """Return how many images of finished tasks one replica keeps."""
+        """Return the number of images of finished tasks that one replica keeps."""
         return sum(part.images_stored() for part in self.parts)

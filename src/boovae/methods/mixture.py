@@ -1,4 +1,4 @@
-"""What methods share whose prior is a mixture that grows by a row of components with each task."""
+"""The common base of methods whose prior is a mixture with a row of components per task."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from boovae.boosting.penalties import Penalties
+from boovae.boosting.penalties import Penalties, mixture_of
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, Section
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
-from boovae.model.priors.boosted import TaskMixture
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
@@ -25,23 +24,23 @@ ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 
 @dataclass(frozen=True)
 class MixtureSettings(Section):
-    """What all priors have in common that grow with the tasks."""
+    """Settings of all priors that grow with the tasks."""
 
     boo_elbo: Literal["current", "full"] = "current"
     """Score images of the task in training by its own components, or by the whole mixture."""
     boo_masses: Literal["sizes", "equal"] = "sizes"
     """Share the prior among tasks by their numbers of images, or equally."""
     boo_until: AtLeastOne = 32
-    """Fit components after epochs 1, 2, 4, … up to this one; then they stand still."""
+    """Fit components after epochs 1, 2, 4, … up to this one; then they are fixed."""
 
 
 class MixtureMethod(Method):
-    """Opens a row of live components when a task begins, stores it when the task ends, and holds the stored ones."""
+    """Opens a row of live components when a task begins, stores it when the task ends, and penalises its changes."""
 
     #: The two penalties on stored components, and the setting with their weight.
     penalties: Penalties
     strength_name: str
-    #: Whether components of finished tasks are encoded again.
+    #: Whether components of finished tasks are re-encoded.
     reencodes = False
 
     def __init__(self, settings: Settings) -> None:
@@ -50,20 +49,20 @@ class MixtureMethod(Method):
         self.equal_masses = self.mixture.boo_masses == "equal"
 
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
-        """Give each replica its own weight of the penalties, perhaps."""
+        """Give each replica its own values; the weight of the penalties may be one of them."""
         super().compare(candidates)
         self.penalties.on |= self.strength_name in candidates
 
     def check(self) -> None:
-        """Refuse penalties that would send old components through the network of another task."""
+        """Refuse penalties that would pass old components through the network of another task."""
         if self.private and (self.penalties.on or self.reencodes):
             raise InputError(
-                f"method '{self.name}' cannot hold or re-encode old components with a network per task; "
+                f"method '{self.name}' cannot preserve or re-encode old components with a network per task; "
                 f"set {{{self.strength_name}=0}} and {{boo_reencode=False}}"
             )
 
     def open_row(self, replicas: Replicas, task: TaskImages) -> None:
-        """Make room for the task's components beside the stored ones, and give each task its mass."""
+        """Add a row for the task's components to the stored ones, and set the mass of each task."""
         replicas.rebuild()
         buffers = replicas.buffers
         for name in ROW:
@@ -75,7 +74,7 @@ class MixtureMethod(Method):
         log_masses = (sizes / sizes.sum()).log()
         buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
         buffers["prior.live_log_mass"][:] = log_masses[-1]
-        _prior(replicas).live = True
+        mixture_of(replicas.model).live = True
         if self.penalties.on and task.index > 0:
             strength, growth = self.strength(self.strength_name, replicas), task.images_before / task.own_images
             self.state = self.penalties.state(replicas, self.memory, strength, growth)
@@ -85,7 +84,7 @@ class MixtureMethod(Method):
     def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
         """Store the task's components: the tensors named in ROW, each (R, K, ...)."""
         buffers = replicas.buffers
-        _prior(replicas).live = False
+        mixture_of(replicas.model).live = False
         for name in ROW:
             buffers[f"prior.{name}"][:, task.index] = row[name]
         buffers["prior.log_masses"][:, task.index] = buffers["prior.live_log_mass"]
@@ -101,7 +100,7 @@ class MixtureMethod(Method):
 
     @property
     def wants_old_components(self) -> bool:
-        """Whether R_enc will look at old pseudo-inputs."""
+        """Whether R_enc needs the encodings of old pseudo-inputs."""
         return self.penalties.on and bool(self.state)
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
@@ -116,9 +115,3 @@ class MixtureMethod(Method):
         images, latents = (*row, pixels), (*row, latent_dim)
         shapes = dict(zip(ROW, (images, latents, latents, row), strict=True))
         return {**shapes, "decoded": images} if self.penalties.stores_outputs else shapes
-
-
-def _prior(replicas: Replicas) -> TaskMixture:
-    prior = replicas.model.prior
-    assert isinstance(prior, TaskMixture)
-    return prior

@@ -1,15 +1,15 @@
 """`mog`: a mixture of free Gaussians per task in latent space, the paper's comparison for `boo` (its section 5).
 
-Each task gets `components` diagonal Gaussians that learn with the networks. When the task ends they are stored together
-with the images the decoder makes of their means, and the two penalties of `boosting/penalties.py` hold decoder and
-encoder at them, as a weighted mean over the components:
+Each task gets `components` diagonal Gaussians that learn with the networks. When the task ends, they are stored with
+the decoded images of their means, and the two penalties of `boosting/penalties.py` keep decoder and encoder from
+changing there, as a weighted mean over the components:
 
     mog_lambda . ( R_enc + R_dec ),  R_enc = Σ_c w_c KL_sym[ q(z | x_c), N(M_c, V_c) ],  x_c the image of M_c.
 
-The ELBO's gradient moves them, and with `mog_fit em` they are also fitted to samples of the aggregated posterior by
-expectation and maximisation: at the start, after epochs 1, 2, 4, … `boo_until`, and once more when the task ends. With
-`mog_fit gradient` they start at random, as the paper's do, and most of a later task's never meet an image: nothing
-pulls them towards the codes, and a sample of theirs shows an old task or nothing.
+They are trained by the ELBO's gradient, and with `mog_fit em` they are also fitted to samples of the aggregated
+posterior by expectation maximisation: at the start, after epochs 1, 2, 4, … `boo_until`, and once more when the task
+ends. With `mog_fit gradient` they start at random, as in the paper, and most of those of later tasks get no image:
+nothing pulls them towards the codes, and their samples show an old task or nothing.
 
 Deviations from the released code: components accumulate over tasks, masses follow the tasks' numbers of
 images, the penalties are symmetric and not divided by the latent dimension.
@@ -38,9 +38,9 @@ from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
 
-#: Where components start: standard deviation of the means, and the log-variance.
+#: Initial components: standard deviation of the means, and log-variance.
 START_DEVIATION, START_LOG_VARIANCE = 0.5, -2.0
-#: Iterations of a fit by EM, and the least variance it may find.
+#: Number of EM iterations, and the minimum variance.
 EM_STEPS, LEAST_VARIANCE = 50, 1e-3
 
 
@@ -49,17 +49,17 @@ class MoGSettings(Section):
     """Free Gaussians per task."""
 
     mog_lambda: NotNegative = 1.0
-    """Weight of the two penalties that hold old components."""
+    """Weight of the two penalties on changes of old components."""
     mog_fit: Literal["gradient", "em"] = "em"
     """Learn components by the ELBO's gradient, or fit them to the codes by EM."""
 
 
 class MoG(MixtureMethod):
-    """A prior of free Gaussians that grows by a handful with each task."""
+    """A prior of free Gaussians that gains a few with each task."""
 
     name = "mog"
     strength_name = "mog_lambda"
-    summary = "a mixture of free Gaussians per task in latent space, held by the paper's two penalties"
+    summary = "a mixture of free Gaussians per task in latent space, preserved by the paper's two penalties"
     sections = (MoGSettings, MixtureSettings, PenaltySettings)
     search = MappingProxyType({"mog_lambda": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)})
 
@@ -72,7 +72,7 @@ class MoG(MixtureMethod):
         self.first_eligible = self.mixture.boo_until if self.own.mog_fit == "em" else 0
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
-        """Return a prior with room for the tasks seen."""
+        """Return a prior with capacity for the tasks seen."""
         model = self.settings.model
         return FreeMixture(self.tasks_seen, model.components, pixels, model.latent_dim, elbo=self.mixture.boo_elbo)
 
@@ -89,7 +89,7 @@ class MoG(MixtureMethod):
             self._fit(replicas, task, epoch=0)
 
     def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
-        """Fit again at ever longer intervals, if by EM."""
+        """Fit again by EM, at increasing intervals."""
         if self.own.mog_fit == "em" and refits(epoch + 1, self.mixture.boo_until):
             self._fit(replicas, task, epoch + 1)
 
@@ -109,7 +109,7 @@ class MoG(MixtureMethod):
         self.store_row(replicas, task, row)
 
     def _place(self, replicas: Replicas, task: TaskImages) -> None:
-        """Put the means at random codes of the task."""
+        """Set the means to random codes of the task."""
         z = self._codes(replicas, task, "place")
         count = self.settings.model.components
         copies = z.repeat(1, -(-count // z.shape[1]), 1)  # a task may have fewer images than components
@@ -136,12 +136,12 @@ class MoG(MixtureMethod):
 
 
 def gaussian_em(z: Tensor, mixture: DiagonalMixture) -> DiagonalMixture:
-    """Return the mixture after EM on samples z (n, L); no step lowers their likelihood, but for the least variance."""
+    """Return the mixture after EM on samples z (n, L); their likelihood never falls, except by the minimum variance."""
     for _ in range(EM_STEPS):
         share = torch.softmax(mixture.log_weights + mixture.component_log_probs(z), -1)  # (n, K)
         count = share.sum(0).clamp(min=1e-6).unsqueeze(1)
         mean = share.mT @ z / count
         square = (share.unsqueeze(2) * (z.unsqueeze(1) - mean).square()).sum(0) / count
-        weights = (share.mean(0) + 1e-6).log().log_softmax(-1)  # a component that lost everything may come back
+        weights = (share.mean(0) + 1e-6).log().log_softmax(-1)  # a component without weight can recover
         mixture = DiagonalMixture(weights, mean, square.clamp(min=LEAST_VARIANCE).log())
     return mixture

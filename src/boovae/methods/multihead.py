@@ -1,9 +1,9 @@
 """`multihead`: one encoder and one input layer of the decoder per task; the rest of the decoder is shared.
 
-The static part of the model is the decoder behind its input layer; a new task gets a fresh encoder and a fresh
-Linear(L → L) in front of the decoder, those of finished tasks are frozen. An image can only be scored if its task is
-known; samples take turns over the tasks. The paper compares with it alone and together with EWC and VCL, which then
-hold the shared decoder only. Deviation: nothing but the frozen heads is kept; they are counted as memory.
+The shared part of the model is the decoder after its input layer; a new task gets a new encoder and a new
+Linear(L → L) before the decoder, and those of finished tasks are frozen. An image can be scored only if its task is
+known; samples alternate between the tasks. The paper compares with it alone and together with EWC and VCL, which then
+regularise only the shared decoder. Deviation: only the frozen heads are kept; they count as memory.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from boovae.replicas.stacked import Replicas
 
 
 class Multihead(Method):
-    """A network per task in front of a shared decoder."""
+    """A network per task before a shared decoder."""
 
     name = "multihead"
-    summary = "an encoder and a decoder input layer of its own for each task; the task must be known"
+    summary = "a separate encoder and decoder input layer for each task; the task must be known"
     knows_task = True
     private = ("encoder.", "decoder.head.")
     clashes = MappingProxyType(
         {
-            "distill": "there is no network for old latents to be held to, each task has its own",
-            "replay": "images of old tasks have no place in the network of a new one",
+            "distill": "there is no common network to distil, each task has its own",
+            "replay": "the network of a new task cannot learn images of old tasks",
         }
     )
 
     def adapt(self, nets: Nets) -> Nets:
-        """Put an input layer of the task's own in front of the decoder."""
+        """Put the task's own input layer before the decoder."""
         head = nn.Linear(self.settings.model.latent_dim, self.settings.model.latent_dim)
         with torch.no_grad():
             initialise(head)
         return Nets(nets.encoder, nn.Sequential(OrderedDict(head=head, body=nets.decoder)))
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Give the task fresh networks of its own."""
+        """Initialise the task's own networks."""
         if task.index == 0:
             return
         for row, seed in enumerate(replicas.seeds):

@@ -1,6 +1,6 @@
-"""Methods by name. A new method is one file and one line here, or `register` from anywhere else.
+"""Methods by name. To add one, write a file and add a line here, or call `register` from elsewhere.
 
-`BOOVAE_METHODS` names Python files outside the package whose methods every command knows, the workers of a bench too.
+`BOOVAE_METHODS` names Python files outside the package whose methods all commands and bench workers can use.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ ALL: tuple[type[Method], ...] = (
 )
 #: Methods that cannot be combined, and why.
 ALONE = {
-    "joint": "keeps everything, there is nothing to protect",
-    "scratch": "starts afresh at every task, there is nothing to protect",
+    "joint": "keeps everything, so there is nothing to protect",
+    "scratch": "starts again at every task, so there is nothing to protect",
 }
 METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
-#: The variable that names files with more of them, separated as in PATH, and those that were run.
+#: The variable that names files with further methods, separated as in PATH, and the files already run.
 OUTSIDE = "BOOVAE_METHODS"
 _run: set[str] = set()
-#: What those files have registered: methods, and parts that later rooms know.
+#: The names that those files registered: methods, and extensions of later packages.
 from_outside: list[str] = []
 
 
@@ -67,7 +67,7 @@ def register(method: type[Method]) -> type[Method]:
     if not re.fullmatch(r"[\w-]+", method.name):
         raise InputError(f"{method.__name__}.name is {method.name!r}; use letters, digits, '_' and '-'")
     if any(known.name == method.name and known is not method for known in ALL):
-        raise InputError(f"{method.__name__}.name is {method.name!r}, which boovae has itself; choose another name")
+        raise InputError(f"{method.__name__}.name is {method.name!r}, which is built into boovae; choose another name")
     for name in ("memory", "state"):
         if hasattr(method, name):
             raise InputError(f"{method.__name__}.{name} would be replaced; fill the dictionary self.{name}")
@@ -78,7 +78,7 @@ def register(method: type[Method]) -> type[Method]:
 
 
 def _check_sections(method: type[Method]) -> None:
-    """Refuse settings that could not be told from others."""
+    """Refuse settings whose names are taken."""
     taken = dict.fromkeys(CORE_NAMES, "a setting of boovae")
     for other in METHODS.values():
         if other.name != method.name:  # the same file may be read twice
@@ -89,18 +89,18 @@ def _check_sections(method: type[Method]) -> None:
             raise InputError(f"{method.__name__}.sections has {kind!r}; use frozen dataclasses derived from Section")
         for name in taken.keys() & _names([kind]) if kind not in shared else ():
             raise InputError(f"{kind.__name__} has '{name}', {taken[name]}; choose another name")
-        kind()  # its defaults keep to its own limits
+        kind()  # checks its defaults
     _check_search(method)
 
 
 def _check_search(method: type[Method]) -> None:
-    """Refuse values for `tune` that are not those of a setting."""
+    """Refuse values for `tune` that do not belong to a setting."""
     sections = {name: kind for kind in method.sections for name in _names([kind])}
     for name, values in method.search.items():
         if name not in sections:
             raise unknown_name(f"setting in {method.__name__}.search", name, sections or ["none"])
         for value in values:
-            sections[name](**{name: float(value)})  # it keeps to its limits
+            sections[name](**{name: float(value)})  # checks the value
 
 
 def _names(sections: Iterable[type[Section]]) -> list[str]:
@@ -109,7 +109,7 @@ def _names(sections: Iterable[type[Section]]) -> list[str]:
 
 
 class _Registry:
-    """What `config` asks of the methods."""
+    """The information on methods that `config` needs."""
 
     def sections(self, method: str) -> Sequence[type[Section]]:
         """Return the sections that a method or combination reads, each once."""
@@ -140,9 +140,9 @@ def resolve(
     *,
     common: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the settings from what the user named, a TOML file, a preset, the dataset's recipe and the defaults.
+    """Return the settings from the user's values, a TOML file, a preset, the dataset's recipe and the defaults.
 
-    `common` holds settings of several methods; those that the method does not read are left out.
+    `common` holds settings of several methods; those that the method does not read are dropped.
 
     >>> resolve({"dataset": "mnist", "epochs": 3}).training.batch_size
     250
@@ -153,18 +153,18 @@ def resolve(
 
 
 def from_mapping(values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a mapping; those of other methods are left out."""
+    """Return the settings of a mapping; those of other methods are dropped."""
     return config_resolve.from_mapping(values, parts=REGISTRY)
 
 
 def is_method(name: str) -> bool:
-    """Whether this is the name of a method, or of a combination of methods."""
+    """Return whether this is the name of a method or of a combination of methods."""
     import_outside()
     return all(part in METHODS for part in name.split("+"))
 
 
 def outside_digest(method: str) -> str:
-    """Return what stands for the files that a method or combination comes from; empty if the package has it all."""
+    """Return a digest of the outside files that define a method or combination; empty if there are none."""
     own = Path(__file__).parents[1]
     files = {getattr(sys.modules.get(part.__module__), "__file__", None) for part in parts_of(method)}
     outside = [path for path in map(Path, sorted(filter(None, files))) if own not in path.parents]
@@ -187,21 +187,21 @@ def make_method(settings: Settings) -> MethodList:
 
 
 def parts_of(method: str) -> list[type[Method]]:
-    """Return the classes that a name stands for, one for each part of a combination."""
+    """Return the classes of a method, one for each part of a combination."""
     import_outside()
     for name in method.split("+"):
         if name not in METHODS:
             raise InputError(
                 f"{unknown_name('method', name, METHODS).text}\n"
-                f"A method from a file of yours is known once {OUTSIDE} names the file."
+                f"To use a method from your own file, name the file in {OUTSIDE}."
             )
     return [METHODS[name] for name in method.split("+")]
 
 
 def import_outside() -> None:
-    """Run the files that `BOOVAE_METHODS` names, each once; an error in one of them is its author's to see, as it is.
+    """Run the files that `BOOVAE_METHODS` names, each once; their errors are raised unchanged, for their author.
 
-    They are run when a method is asked for, not when this module is imported: they may import all of the package.
+    They run when a method is needed, not when this module is imported, because they may import the whole package.
     """
     for place, name in enumerate(filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep))):
         if name in _run:
@@ -214,6 +214,8 @@ def import_outside() -> None:
         _run.add(name)  # before it runs: it may make a method itself
         spec.loader.exec_module(module)
         for twice in (known for known in before if METHODS[known] is not before[known]):
-            raise InputError(f"{OUTSIDE} names {name}, which has a method '{twice}' as another file does; rename one")
+            raise InputError(
+                f"{OUTSIDE} names {name}, which defines the method '{twice}', as another file does; rename one"
+            )
         if len(from_outside) == count:
             raise InputError(f"{OUTSIDE} names {name}, which registers no method: decorate its class with @register")

@@ -1,13 +1,13 @@
 """`replay`: deep generative replay (Shin et al., NeurIPS 2017) for a VAE.
 
-While a task is learned a frozen copy of the model before it, networks and prior, is kept. In every step it generates
-`replay_images` fresh images of the earlier tasks, the mean images of latents from its prior, and the current model
-learns them like real ones:
+While a task is learned, a frozen copy of the previous model, networks and prior, is kept. In every step it generates
+`replay_images` new images of the earlier tasks, the mean images of latents from its prior, and the current model learns
+them like real ones:
 
     loss = −ELBO(images of the task) + c . (images before / images now) . −ELBO(generated images).
 
-Deviations: images are generated for every step instead of once into a file, so a step costs the same however many tasks
-there were, and each image is seen once; where a prior has components for each task, generated images are scored by
+Deviations: images are generated for every step instead of once into a file, so the cost of a step does not depend on
+the number of tasks, and each image is seen once; if a prior has components per task, generated images are scored by
 those of the finished tasks. Nothing is stored between tasks.
 """
 
@@ -33,35 +33,35 @@ class ReplaySettings(Section):
     """Generated images of the past."""
 
     replay_images: AtLeastOne = 250
-    """Generated images in every batch."""
+    """Number of generated images in every batch."""
     replay_weight: NotNegative = 1.0
     """Weight of generated images, times (images before / images now)."""
 
 
 class Replay(Method):
-    """The model before the task generates images of earlier tasks, which are learned beside the real ones."""
+    """The model before the task generates images of earlier tasks, which are learned with the real ones."""
 
     name = "replay"
-    summary = "learns images that its frozen predecessor generates, beside those of the task"
+    summary = "learns images that its frozen predecessor generates, together with those of the task"
     sections = (ReplaySettings,)
     search = MappingProxyType({"replay_weight": (0.1, 0.3, 1.0, 3.0)})
     settled_by = 2
     clashes = MappingProxyType(
         {
-            "joint": "joint keeps every image, generated ones add nothing",
-            "multihead": "old heads see no replayed images",
+            "joint": "joint already keeps every image",
+            "multihead": "the network of a new task cannot learn images of old tasks",
         }
     )
 
     own: ReplaySettings
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Freeze the model as it is."""
+        """Keep a frozen copy of the model."""
         self._pixels = task.train.shape[-1]
         self.hold_to_past("replay_weight", replicas, task)
 
     def draws(self, batch_size: int) -> dict[str, Draw]:
-        """Return what chooses latents and pixels of the generated images, and the noise of their encodings."""
+        """Return the draws of latents and pixels of the generated images, and the noise of their encodings."""
         if self.tasks_seen < 2:
             return {}
         count, latent_dim = self.own.replay_images, self.settings.model.latent_dim
@@ -83,7 +83,7 @@ class Replay(Method):
         return {"replay": batch["state"]["weight"] * loss.mean()}
 
     def generated(self, model: VAE, batch: Batch) -> Tensor:
-        """Return the teacher's images (n, D): grey means, or pixels of 0 and 1 drawn from them if the data are such."""
+        """Return the teacher's images (n, D): grey means, or pixels of 0 and 1 if the data are binary."""
         images: Tensor = self.teacher.answer(
             model, batch["state"], _sampled, batch["replay_uniform"], batch["replay_normal"]
         )

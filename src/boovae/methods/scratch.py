@@ -1,9 +1,9 @@
-"""`scratch`: the generator is trained afresh at every task, from its images and from the old generator's samples.
+"""`scratch`: train a new generator at every task, on its images and on samples of the old generator.
 
-This is deep generative replay as Shin et al. (NeurIPS 2017) wrote it, and what BooVAE argues against: before a task the
-old model draws as many images as all earlier tasks had, then a fresh model learns these and the new images together.
-The cost of a task grows with the tasks before it, and every generation is a copy of a copy. Nothing is stored between
-tasks but the model. The prior is that of `joint`: N(0, I), or a VampPrior that grows with the tasks.
+This is deep generative replay as published by Shin et al. (NeurIPS 2017), which BooVAE argues against: before a task
+the old model draws as many images as all earlier tasks had, then a new model learns these and the new images together.
+The cost of a task grows with the number of tasks before it, and every generation is a copy of a copy. Nothing is
+stored between tasks but the model. The prior is that of `joint`: N(0, I), or a VampPrior that grows with the tasks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from boovae.replicas.stacked import Replicas
 
 
 class Scratch(Joint):
-    """As `joint`, but the past is what the old model draws."""
+    """As `joint`, but the images of earlier tasks are drawn from the old model."""
 
     name = "scratch"
-    summary = "a fresh model at every task, trained on the old one's samples and the new images"
+    summary = "a new model at every task, trained on the old one's samples and the new images"
     stores_examples = False
     shared_memory = Method.shared_memory
 
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
-        """Put images that the old model draws in front, as many as the earlier tasks had."""
+        """Put images drawn from the old model before the task's own, as many as the earlier tasks had."""
         if task.index == 0:
             return task
         valid = max(1, round(task.images_before / task.own_images * task.valid.shape[-2]))
@@ -47,7 +47,7 @@ class Scratch(Joint):
 
     @torch.no_grad()
     def _drawn(self, replicas: Replicas, task: TaskImages, split: str, count: int) -> Tensor:
-        """Return images of the past (R, count, D): means, or pixels of 0 and 1 where the data are such."""
+        """Return images of the past (R, count, D): means, or pixels of 0 and 1 if the data are binary."""
         generators, key = replicas.generators, ("scratch", task.index, split)
         noise = generators.draw_all(latent_draws(count, self.settings.model.latent_dim), *key)
         images = drawn_images(replicas, noise, task.train.shape[-1])

@@ -1,7 +1,7 @@
 """`si`: synaptic intelligence (Zenke, Poole and Ganguli, 2017).
 
-While a task is learned, every weight is credited with what its moves contributed to the fall of the loss, a path
-integral over the optimiser's steps:
+While a task is learned, every weight is credited with its contribution to the decrease of the loss, a path integral
+over the optimiser's steps:
 
     ω_i = Σ_steps −g_i . (θ_i after − θ_i before),
 
@@ -14,22 +14,22 @@ with ξ = `si_damping`, and later tasks pay
 
     c . Σ_i Ω_i (θ_i − θ̃_i)²
 
-with c = `si_strength` and θ̃ the weights at the end of the previous task, which are those a task starts from: they need
-no place in memory, Ω does.
+with c = `si_strength` and θ̃ the weights at the end of the previous task. These are the weights a task starts from, so
+only Ω is stored.
 
 Where it differs from the paper:
 
-- The gradient is that of one batch with one latent sample per image, and the moves are Adam's: the sum overestimates
-  the integral, as the paper says of any stochastic gradient.
-- The total gradient is at hand, so the penalty's own, 2 c Ω (θ − θ̃), is subtracted. Penalties of other methods in a
-  combination stay in: they too are loss that a weight may lower.
-- The end of a task is its best snapshot, not its last step. ω, Δ and θ̃ all belong to that snapshot: ω is kept and
-  put back with the weights, so it is the integral along the path from the start to exactly these weights. Steps
-  after the best snapshot leave no credit, in particular those of a replica that has stopped and is trained on until
-  the others have. After a divergence the path goes on from the snapshot it was put back to.
-- Negative credit is cut to zero, so that the penalty cannot reward moving away; the paper does not say so.
-- Ω adds up means over images: tasks count alike, whatever their sizes, as in the paper.
-- Only what all tasks share is held: not the prior's parameters, not the heads of single tasks.
+- The gradient is that of one batch with one latent sample per image, and the updates are Adam's: the sum overestimates
+  the integral, as the paper notes for any stochastic gradient.
+- Steps use the total gradient, so that of this penalty, 2 c Ω (θ − θ̃), is subtracted. Penalties of other methods in a
+  combination are included: lowering them earns credit too.
+- The end of a task is its best snapshot, not its last step. ω, Δ and θ̃ all belong to that snapshot: ω is saved and
+  restored with the weights, so it is the integral along the path from the start to exactly these weights. Steps after
+  the best snapshot earn no credit, in particular those of a stopped replica that is trained along with the others.
+  After a divergence the path continues from the restored snapshot.
+- Negative credit is clamped to zero, so that the penalty cannot reward moving away; the paper does not mention it.
+- Ω sums means over images: all tasks have the same weight, regardless of their sizes, as in the paper.
+- Only parameters shared by all tasks are penalised: not the prior's, not the heads of single tasks.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class SISettings(Section):
 
 
 class SI(Method):
-    """Holds each weight to its old value as firmly as its moves have paid off."""
+    """Penalises changes of each weight in proportion to its contribution to earlier tasks."""
 
     name = "si"
-    summary = "holds each weight to its old value, as firmly as its moves lowered the loss of earlier tasks"
+    summary = "keeps each weight near its old value, in proportion to its contribution to earlier tasks"
     sections = (SISettings,)
     search = MappingProxyType({"si_strength": (0.01, 0.1, 1.0, 10.0, 100.0)})
     settled_by = 2
@@ -71,7 +71,7 @@ class SI(Method):
     own: SISettings
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Start the path where the weights are."""
+        """Start the path at the current weights."""
         shared = self.shared(replicas.parameters)
         self.state = {f"path.{name}": torch.zeros_like(tensor) for name, tensor in shared.items()}
         self.state |= {f"anchor.{name}": tensor.clone() for name, tensor in shared.items()}

@@ -1,4 +1,4 @@
-"""`standard`: sequential fine-tuning, which protects nothing.
+"""`standard`: sequential fine-tuning without protection against forgetting.
 
 The lower bound of every comparison: the network is trained on one task after another with the ELBO alone
 (Kingma and Welling, 2014) and forgets the earlier ones.
@@ -13,4 +13,4 @@ class Standard(Method):
     """Sequential fine-tuning."""
 
     name = "standard"
-    summary = "fine-tunes on each task and protects nothing: the lower bound"
+    summary = "fine-tunes on each task without protection: the lower bound"

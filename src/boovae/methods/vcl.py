@@ -1,13 +1,13 @@
 """`vcl`: variational continual learning (Nguyen, Li, Bui and Turner, 2018), without a coreset.
 
-Every weight and bias of encoder and decoder has a Gaussian of its own (`model/bayesian.py`). The posterior over weights
-that a task ends with is the prior of the next task, N(0, 1) that of the first:
+Every weight and bias of encoder and decoder is Gaussian (`model/bayesian.py`). The posterior over weights at the end of
+a task is the prior of the next task; that of the first is N(0, 1):
 
     loss = −ELBO with noisy weights + w / n_t . Σ_i KL[N(μ_i, σ_i²) ‖ previous N(μ_i, σ_i²)],
 
-n_t the images of the task: the loss is a mean over images, the divergence belongs to all of them together. Outputs of
-the layers are drawn, not weights (local reparameterisation). Everything but the ELBO in training uses the means. The
-previous posterior is what the network holds when a task begins, so nothing is stored besides the network.
+n_t the images of the task: the loss is a mean over images, while the divergence counts once for all of them. Outputs of
+the layers are sampled, not weights (local reparameterisation). Only the ELBO in training is noisy; all else uses the
+means. The network holds the previous posterior when a task begins, so nothing else is stored.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class VCLSettings(Section):
 
 
 class VCL(Method):
-    """Gaussian weights, held to the posterior that the previous task left."""
+    """Gaussian weights, with the posterior of the previous task as prior."""
 
     name = "vcl"
-    summary = "Gaussian weights; the posterior that one task leaves is the prior of the next"
+    summary = "Gaussian weights; the posterior after one task is the prior of the next"
     sections = (VCLSettings,)
     search = MappingProxyType(
         {"vcl_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "vcl_log_variance": (-12.0, -10.0, -9.0, -8.0, -7.0)}
     )
     clashes = MappingProxyType(
         {
-            "ewc": "both hold the weights to where they were, vcl by their own variances",
-            "si": "both hold the weights to where they were, vcl by their own variances",
+            "ewc": "both keep the weights near their old values, vcl by their variances",
+            "si": "both keep the weights near their old values, vcl by their variances",
         }
     )
 
@@ -64,16 +64,16 @@ class VCL(Method):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         if settings.training.bound_samples > 1:
-            raise InputError("{method=vcl} draws one output of a layer for each image; set {bound_samples=1}")
-        self._shapes: dict[str, tuple[int, ...]] = {}  # what each Bayesian layer makes of one image
+            raise InputError("{method=vcl} draws one output of a layer per image; set {bound_samples=1}")
+        self._shapes: dict[str, tuple[int, ...]] = {}  # output shape of each Bayesian layer for one image
 
     def adapt(self, nets: Nets) -> Nets:
-        """Make the weights Gaussian, except those that belong to one task alone."""
+        """Make the weights Gaussian, except those that belong to a single task."""
         make_bayesian(nn.ModuleDict(nets._asdict()), self.own.vcl_log_variance, skip=self.private)
         return nets
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Take the weights as they are as the prior of the task; the first has N(0, 1)."""
+        """Use the current posterior of the weights as the prior of the task; the first has N(0, 1)."""
         if self.tasks_seen == 1:
             self._spread(replicas)
         model, sizes = replicas.model, (task.train.shape[-1], self.settings.model.latent_dim)
@@ -88,7 +88,7 @@ class VCL(Method):
         self.state["weight"] = self.strength("vcl_weight", replicas) / task.own_images
 
     def _spread(self, replicas: Replicas) -> None:
-        """Give each replica its own variances to start from, if several are compared."""
+        """Set each replica's own initial variances, if several are compared."""
         start = self.strength("vcl_log_variance", replicas)
         for name, parameter in replicas.parameters.items():
             if name.endswith(("weight_log_variance", "bias_log_variance")):
@@ -100,7 +100,7 @@ class VCL(Method):
 
     @contextmanager
     def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
-        """Let the layers use the noise, where there is some."""
+        """Let the layers use the noise, if there is any."""
         with noisy(model, batch):
             yield
 

@@ -1,7 +1,7 @@
-"""Numbers about a trained model. Metrics only read.
+"""Metrics of a trained model. They never change the model.
 
-A new metric is one file and one line here, or `register` from anywhere else. Nothing heavy is imported before something
-is measured: who only shows numbers needs no torch.
+A new metric is one file and one line here, or `register` from anywhere else. Torch is imported only when something is
+measured, so code that only shows numbers does not need it.
 """
 
 from boovae.metrics.cost import Cost

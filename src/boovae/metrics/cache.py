@@ -1,21 +1,28 @@
-"""Tensors in the cache: a file each, which says what it belongs to and whether it is whole."""
+"""Tensors in the cache: one file for each set, with the key it belongs to and a checksum."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from boovae.errors import RunError
 from boovae.files import write_file
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
-    """Return the sha256 of all names, kinds and values."""
+    """Return the SHA-256 of all names, types, shapes and values."""
     parts = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -25,17 +32,43 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 
 def write_tensors(path: Path, key: str, tensors: dict[str, Tensor], **about: Any) -> None:
-    """Write tensors and what JSON can hold about them, whole or not at all; RunError where that is impossible."""
+    """Write tensors and a JSON description, whole or not at all; RunError if that is impossible."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     head = {"key": key, **about, "digest": digest(tensors)}
     write_file(path, save(tensors, metadata={"boovae": json.dumps(head)}))
 
 
 def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors and what was said about them; damaged files, and those of another key, fail in many ways."""
+    """Return tensors and their description; a damaged file, or one with another key, may raise any exception."""
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["boovae"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     if about["key"] != key or about["digest"] != digest(tensors):
-        raise ValueError("its content is not what it says")
+        raise ValueError("its key or checksum does not match")
     return tensors, about
+
+
+def write_cached(path: Path, key: str, tensors: dict[str, Tensor], loss: str, **about: Any) -> bool:
+    """Write tensors to the cache and return whether that worked; if not, warn of the `loss`: it only costs time."""
+    try:
+        write_tensors(path, key, tensors, **about)
+    except RunError as error:
+        log.warning("%s: %s", loss, error)
+        return False
+    return True
+
+
+def read_cached(
+    path: Path, key: str, restore: Callable[[dict[str, Tensor], dict[str, Any]], T], problem: str
+) -> T | None:
+    """Return what `restore` makes of cached tensors and their description; None if there are none.
+
+    A damaged file counts as missing, with the warning `problem`, in which `{path}` stands for the file.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return restore(*read_tensors(path, key))
+    except Exception as error:  # damaged files fail in too many ways to list
+        log.warning("%s: %s", problem.format(path=path), error)
+        return None

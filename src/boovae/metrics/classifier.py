@@ -1,13 +1,13 @@
-"""The classifier behind diversity: a small network for the classes of a dataset.
+"""The classifier of a dataset, which diversity and the Fréchet distance look at samples with.
 
-Diversity counts the classes of samples and the Fréchet distance compares features of samples; both come from it.
+Diversity counts the classes of samples and the Fréchet distance compares features of samples; both come from this small
+network. `classifier_training.py` trains it once per dataset.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,11 @@ from torch import Tensor, nn
 from boovae.errors import InputError
 from boovae.metrics.cache import digest
 
-if TYPE_CHECKING:
-    pass
-
 UNCLASSIFIED = -1
-"""The label of an image that is not a number anywhere (a sample of a diverged model)."""
+"""The label of an image with values that are not finite (a sample of a diverged model)."""
 
 _CHUNK_VALUES = 2**20  # input values per forward pass: bounds memory, independent of the number of images
-_CPU_CHUNK_VALUES = 2**17  # the same on a CPU: what a pass makes stays in its cache, which is twice as fast
+_CPU_CHUNK_VALUES = 2**17  # on a CPU: activations stay in its cache, which is twice as fast
 _SMALLEST_SIDE = 8  # smaller images are treated as flat features
 
 
@@ -30,7 +27,7 @@ class Classifier(nn.Module):
     """A convolutional network for images `(h, w)` or `(c, h, w)`, an MLP for flat features `(D,)`.
 
     Images are always flat, `(..., D)`; leading axes (replicas, images) are kept. Everything but `forward`
-    runs without gradients, in chunks, and answers on the classifier's device.
+    runs without gradients, in chunks, and returns tensors on the classifier's device.
 
     >>> net = Classifier((28, 28), classes=(3, 5, 8))
     >>> images = torch.rand(2, 7, 784)
@@ -41,9 +38,9 @@ class Classifier(nn.Module):
     """
 
     classes: tuple[int, ...]
-    """The labels the columns of `logits` stand for, in increasing order."""
+    """The label of each column of `logits`, in increasing order."""
     accuracy: float
-    """Share of the dataset's test images it names correctly among all classes (`nan` before training)."""
+    """Accuracy on the dataset's test images (`nan` before training)."""
     centre: Tensor
     scale: Tensor
 
@@ -65,18 +62,18 @@ class Classifier(nn.Module):
 
     @property
     def is_image(self) -> bool:
-        """Whether it sees a picture, in which places near each other belong together."""
+        """Whether inputs are pictures large enough for convolutions."""
         return len(self.shape) > 1 and min(self.shape[-2:]) >= _SMALLEST_SIDE
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """The shape as `(c, h, w)`; flat features are one row."""
+        """The shape as `(c, h, w)`; flat features are one row of pixels."""
         c, h, w = (1, 1, *self.shape)[-3:]
         return c, h, w
 
     @property
     def digest(self) -> str:
-        """The sha256 of all weights: two classifiers with the same digest give the same answers."""
+        """The sha256 of all weights: two classifiers with the same digest give the same results."""
         return digest(self.state_dict())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -87,7 +84,7 @@ class Classifier(nn.Module):
     def _embed(self, images: Tensor) -> Tensor:
         x = (images - self.centre) / self.scale
         if self.is_image:
-            # Twice as fast as the default layout for these convolutions, on both kinds of device.
+            # Twice as fast as the default layout for these convolutions, on CPU and GPU.
             x = x.view(-1, *self.image_shape).contiguous(memory_format=torch.channels_last)
         out: Tensor = self.body(x)
         return out
@@ -102,7 +99,7 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def classify_features(self, features: Tensor, classes: Sequence[int]) -> Tensor:
-        """Return the likeliest label `(...)` among `classes` for `features` `(..., 128)` of images.
+        """Return the most likely label `(...)` among `classes` for `features` `(..., 128)` of images.
 
         An image whose logits are not finite gets `UNCLASSIFIED`.
         """
@@ -132,7 +129,10 @@ class Classifier(nn.Module):
 
 
 def _convolutional(shape: tuple[int, int, int]) -> nn.Sequential:
-    """Images `(n, c, h, w)` to features `(n, 128)`: halve (once or more) to 8 pixels, then one layer."""
+    """Return layers from images `(n, c, h, w)` to features `(n, 128)`.
+
+    Convolutions halve the sides, at least once, down to 8 pixels; a linear layer follows.
+    """
     channels, *sides = shape
     halvings = max(1, math.ceil(math.log2(max(sides) / 8)))
     # The first layer already halves large images: at full resolution it would cost more than all others.
@@ -152,7 +152,7 @@ def _convolutional(shape: tuple[int, int, int]) -> nn.Sequential:
 
 
 def _perceptron(size: int) -> nn.Sequential:
-    """Flat inputs `(n, D)` to features `(n, 128)`."""
+    """Return layers from flat inputs `(n, D)` to features `(n, 128)`."""
     return nn.Sequential(
         *(nn.Linear(size, 256), nn.LayerNorm(256), nn.ReLU()),
         *(nn.Linear(256, 128), nn.LayerNorm(128), nn.ReLU()),

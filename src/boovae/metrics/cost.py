@@ -1,4 +1,4 @@
-"""The cost ledger: what a method carries of the past, and how large the model is."""
+"""The cost ledger: how much a method remembers of the past, and how large the model is."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from boovae.metrics.metric import Context, Metric, Number
 if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
 
-#: Where the name of a network's tensor begins: what is kept of all layers is counted as one.
+#: Where the name of a network's tensor begins; memory of all layers is summed up.
 NETWORK = re.compile(r"\.?\b(?:encoder|decoder)\.")
 
 
 class Cost(Metric):
-    """Memory of the past and parameters."""
+    """Memory of the past and number of parameters."""
 
     name, section, always = "cost", "ledger", True
 
     def measure(self, context: Context) -> Ledger:
-        """Return what a replica keeps."""
+        """Return the memory and parameters of one replica."""
         return ledger(context.trainer)
 
     def numbers(self, section: Ledger) -> Iterator[Number]:
-        """Yield the bytes of memory, the same for all replicas."""
+        """Yield the bytes of memory, equal for all replicas."""
         if section.memory_bytes is not None:
             count = np.array(section.memory_bytes)
             yield Number(count, "memory_bytes", "memory/bytes", "bytes kept")
@@ -36,10 +36,10 @@ class Cost(Metric):
 
 
 def ledger(trainer: Trainer) -> Ledger:
-    """Return the bytes that one replica remembers of finished tasks, the images among them, and the parameters."""
+    """Return the bytes and images that one replica keeps of finished tasks, and its number of parameters."""
     method, replicas = trainer.method, len(trainer.replicas)
     memory: dict[str, int] = {}
-    for name, tensor in sorted(method.memory().items()):  # a checkpoint keeps no order
+    for name, tensor in sorted(method.memory().items()):  # checkpoints do not preserve the order
         kind = NETWORK.split(name)[0] or "networks"
         share = tensor.nbytes if name in method.shared_memory else tensor.nbytes // replicas
         memory[kind] = memory.get(kind, 0) + share

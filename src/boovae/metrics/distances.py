@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from boovae.metrics.evaluation import Distances, Frechet
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import rounded
+from boovae.metrics.schema import rounded
 
 
 class FeatureDistances(Metric):
-    """Distances on features; `fid` is what the world calls them, whatever the features."""
+    """Distances on features; `fid` is accepted as a name for any features."""
 
     name = section = "frechet"
     aliases = frozenset({"fid"})
@@ -18,15 +18,15 @@ class FeatureDistances(Metric):
 
     def measure(self, context: Context) -> Frechet:
         """Compare samples with the images of the tasks seen, on the features of each network."""
-        from boovae.metrics.partial_sums import PartialSums
+        from boovae.metrics.partial_results import PartialResult
 
         samples, sets = context.samples, dict[str, Distances]()
         images = sum(len(task.test.images) for task in context.present)
         for reference in context.references:
-            sums = context.partial_sums.setdefault(f"frechet {reference.network.name}", PartialSums())
-            # The likelihood took most of the time: the share that is done stays at all.
+            partial = context.partial_results.setdefault(f"frechet {reference.network.name}", PartialResult())
+            # The likelihood took most of the time, so the reported share stays at 1.
             features = reference.features(samples)
-            scores = reference.scores(features, context.present, sums, lambda share: context.progress(1.0))
+            scores = reference.scores(features, context.present, partial, lambda share: context.progress(1.0))
             frechet, frechet_train, kid, precision, recall = map(rounded, scores)
             about = images, samples.shape[1], reference.network.digest
             sets[reference.network.name] = Distances(frechet, frechet_train, kid, precision, recall, *about)
@@ -34,7 +34,7 @@ class FeatureDistances(Metric):
         return Frechet(sets[first].frechet, first, sets)
 
     def numbers(self, section: Frechet) -> Iterator[Number]:
-        """Yield every distance under a name that says its features."""
+        """Yield every distance under a name that contains its features."""
         for features, found in section.sets.items():
             title = distance_name(features)
             names = {key: f"{key}_{features}" for key in ("frechet", "frechet_train", "kid", "precision", "recall")}
@@ -49,7 +49,7 @@ class FeatureDistances(Metric):
 
 
 def distance_name(features: str) -> str:
-    """Return what a Fréchet distance on these features is called: only on those of Inception it is an FID.
+    """Return the name of a Fréchet distance on these features; only on those of Inception it is an FID.
 
     >>> distance_name("inception"), distance_name("classifier")
     ('FID', 'Fréchet distance (classifier)')

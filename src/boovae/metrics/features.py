@@ -1,10 +1,10 @@
-"""Networks that turn images into features, by name. A distance on features carries the name of its network.
+"""Networks that turn images into features, by name. The name of a distance contains the name of its network.
 
 ==========================  ==========================================================================================
-`classifier`                our own, trained on the dataset
-`efficientnet-lite0`        ImageNet features, 1280; the weights come with the extra `features` and need no network
+`classifier`                boovae's own, trained on the dataset
+`efficientnet-lite0`        ImageNet features, 1280; the weights come with the extra `features`, nothing to download
 `inception`                 the network of the common FID, 2048 features; `inception:FILE` names the weights file,
-                            else it is looked for beside the datasets and in the cache, then downloaded
+                            by default it is searched beside the datasets and in the cache, then downloaded
 `torchscript:FILE`          any network saved by `torch.jit.save`: colour pictures (n, 3, h, w) in [0, 1] to (n, F)
 ==========================  ==========================================================================================
 
@@ -27,32 +27,32 @@ from boovae.errors import InputError, unknown_name
 from boovae.metrics.classifier import Classifier
 
 NAMES = ("classifier", "efficientnet-lite0", "inception", "inception:FILE", "torchscript:FILE")
-#: Pictures that go through a network at once: on a CPU few, because every layer allocates its outputs anew.
+#: Batch size of a network: small on a CPU, where every layer allocates memory for its outputs.
 BATCH = {"cuda": 256, "cpu": 16}
 
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_MIRROR = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
-#: How the SHA-256 of the weights begins; it is part of the file's name.
+#: First digits of the weights' SHA-256; they are part of the file's name.
 INCEPTION_HASH = "6726825d"
 
 
 class Features(Protocol):
-    """A network whose features samples and real images are compared on."""
+    """A network on whose features samples and real images are compared."""
 
     @property
     def name(self) -> str:
-        """What a number on these features must say."""
+        """The name of the features in numbers computed on them."""
 
     @property
     def digest(self) -> str:
-        """What decides the features: two networks with the same digest give the same."""
+        """A hash of the network: equal digests mean equal features."""
 
     def features(self, images: Tensor) -> Tensor:
         """Return the features (..., F) of images (..., D)."""
 
 
 class PictureFeatures:
-    """A network for colour pictures in [0, 1], fed with images of a dataset as they would be stored: 8 bits a pixel."""
+    """A network for colour pictures in [0, 1]; images of the dataset are rounded to 8 bits, as if stored."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class PictureFeatures:
         device: torch.device,
     ) -> None:
         if len(shape) < 2:
-            raise InputError(f"{{features}} {name} is for pictures, and these are {shape[0]} features; use classifier")
+            raise InputError(
+                f"{{features}} {name} is for pictures, but the data have {shape[0]} plain features; use classifier"
+            )
         self.name, self.digest = name, digest
         self.shape, self.pixel_range, self.device = (1, *shape)[-3:], pixel_range, device
         self.network = network.to(device).eval()
@@ -83,7 +85,9 @@ class PictureFeatures:
         parts = flat.split(BATCH[self.device.type])
         found = [self.network(self.pictures(part)) for part in parts]
         if found[0].ndim != 2 or len(found[0]) != len(parts[0]):
-            raise InputError(f"{{features}} {self.name}: gives {tuple(found[0].shape)} for {len(parts[0])} pictures")
+            raise InputError(
+                f"{{features}} {self.name} returns shape {tuple(found[0].shape)} for {len(parts[0])} pictures"
+            )
         features: Tensor = torch.cat(found).float().unflatten(0, images.shape[:-1])
         return features
 
@@ -103,7 +107,7 @@ class ClassifierFeatures:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse names of networks that do not exist, before any work is done."""
+    """Refuse unknown networks before any work is done."""
     for name in names:
         kind, _, path = name.partition(":")
         if kind not in {known.partition(":")[0] for known in NAMES} or (kind == "torchscript" and not path):
@@ -115,7 +119,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_present(name: str) -> None:
-    """Refuse a network whose name or package is missing, before any work is done."""
+    """Refuse an unknown network, or one whose package is not installed, before any work is done."""
     from boovae.metrics.efficientnet import weights_file
 
     check_names([name])
@@ -137,7 +141,7 @@ def make_features(
     kind, _, path = name.partition(":")
     if kind == "classifier":
         if classifier is None:
-            raise InputError("{features} classifier: there is none for a single class; name another network")
+            raise InputError("{features} classifier: a single class has no classifier; choose another network")
         return ClassifierFeatures(classifier)
     if kind == "torchscript":
         file = Path(path).expanduser()
@@ -151,7 +155,7 @@ def _efficientnet() -> tuple[nn.Module, Path]:
     from boovae.metrics.efficientnet import EfficientNetLite0, folded, own_name, weights_file
 
     network, file = EfficientNetLite0(), weights_file()
-    _loaded(network, {own_name(key): value for key, value in _weights(file).items()}, file)
+    _load_weights(network, {own_name(key): value for key, value in _read_weights(file).items()}, file)
     return folded(network), file
 
 
@@ -159,29 +163,31 @@ def _inception(path: str, data_dir: str | Path | None) -> tuple[nn.Module, Path]
     from boovae.metrics.inception import Inception
 
     file = Path(path).expanduser() if path else _inception_file(data_dir)
-    return _loaded(Inception(), _weights(file), file), file
+    return _load_weights(Inception(), _read_weights(file), file), file
 
 
-def _loaded(network: nn.Module, weights: dict[str, Tensor], file: Path) -> nn.Module:
-    """Return the network with these weights; any that does not fit is named."""
+def _load_weights(network: nn.Module, weights: dict[str, Tensor], file: Path) -> nn.Module:
+    """Load weights into a network and return it; the error names a weight that does not fit."""
     own = network.state_dict()
     for name in sorted(own.keys() ^ weights.keys()):
-        raise InputError(f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; not the weights it takes")
+        raise InputError(f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; these are not its weights")
     for name, value in weights.items():
         if value.shape != own[name].shape:
-            raise InputError(f"{file}: '{name}' is {tuple(value.shape)}, not {tuple(own[name].shape)}; not the weights")
+            raise InputError(
+                f"{file}: '{name}' is {tuple(value.shape)}, not {tuple(own[name].shape)}; these are other weights"
+            )
     network.load_state_dict(weights)
     return network
 
 
-def _weights(file: Path) -> dict[str, Tensor]:
-    """Read a file of weights; nothing in it is executed."""
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    """Read a weights file without executing anything in it."""
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files fail in too many ways to list
-        raise InputError(f"{file}: cannot be read as weights ({type(error).__name__}); get it again") from error
+        raise InputError(f"{file}: cannot be read as weights ({type(error).__name__}); download it again") from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise InputError(f"{file}: holds something else than named weights; get it again")
+        raise InputError(f"{file}: does not contain named weights; download it again")
     return dict(found)
 
 
@@ -189,7 +195,7 @@ def _script(file: Path, device: torch.device) -> nn.Module:
     try:
         network: nn.Module = torch.jit.load(str(file), map_location=device)
     except Exception as error:  # damaged files fail in too many ways to list
-        raise InputError(f"{{features}} torchscript:{file}: no TorchScript file ({type(error).__name__})") from error
+        raise InputError(f"{{features}} torchscript:{file}: not a TorchScript file ({type(error).__name__})") from error
     return network
 
 
@@ -207,18 +213,18 @@ def _inception_file(data_dir: str | Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{INCEPTION_FILE}.part"
         url, fetch = INCEPTION_MIRROR + INCEPTION_FILE, ResumingDownloader(part)
-        # One process downloads; others that want the file, the cells of a bench say, wait, then find it.
+        # One process downloads; others that need the file, such as cells of a bench, wait and then find it.
         with filelock.FileLock(folder / f"{INCEPTION_FILE}.lock", timeout=1800):
             file = Path(pooch.retrieve(url, None, fname=INCEPTION_FILE, path=folder, downloader=fetch))
     except (OSError, ValueError, NotImplementedError) as error:  # the last: a file system that has no locks
         raise InputError(
-            f"{{features}} inception: {INCEPTION_FILE} is not on this disk and could not be downloaded ({error}).\n"
+            f"{{features}} inception: {INCEPTION_FILE} was not found and could not be downloaded ({error}).\n"
             f"Put it at {search_folders(data_dir)[0] / 'inception' / INCEPTION_FILE}, or name it: inception:FILE"
         ) from error
     if not _sha256(file).startswith(INCEPTION_HASH):
         file.unlink()
         raise InputError(
-            f"{{features}} inception: what came from {INCEPTION_MIRROR} is not the weights file; try again"
+            f"{{features}} inception: the file downloaded from {INCEPTION_MIRROR} is not the weights file; try again"
         )
     return file
 

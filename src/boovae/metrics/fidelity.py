@@ -1,4 +1,4 @@
-"""How near samples are to real images beyond the Fréchet distance: KID, precision and recall, on any features.
+"""Distances between samples and real images beyond Fréchet's: KID, precision and recall, on any features.
 
 Kernel distance (KID): Binkowski et al., "Demystifying MMD GANs", 2018. Precision and recall: Kynkäänniemi et al.,
 "Improved precision and recall metric for assessing generative models", 2019. Like the Fréchet distance these numbers
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from boovae.errors import InputError
 
-#: Whose distance is the radius around a point: the third nearest of its own kind.
+#: The radius around a point is the distance to its third nearest neighbour in the same set.
 NEIGHBOURS = 3
-#: Rows of a matrix of distances that are held at once.
+#: Rows of a distance matrix to hold in memory at once.
 ROWS = 2048
 
 
 class PrecisionRecall(NamedTuple):
-    """Shares of samples that lie among the real images, and of real images that lie among the samples; each ()."""
+    """Share of samples that lie among the real images, and share of real images that lie among the samples; each ()."""
 
     precision: Tensor
     recall: Tensor
@@ -30,9 +30,9 @@ class PrecisionRecall(NamedTuple):
 def kernel_distance(real: Tensor, samples: Tensor) -> Tensor:
     """Return the unbiased squared MMD between features (n, F) and (m, F) under the kernel (x.y / F + 1)³, float64.
 
-    It is 0 on average where both are of the same distribution, and can be negative.
+    Its mean is 0 if both have the same distribution; it can be negative.
 
-    >>> kernel_distance(torch.eye(2), torch.eye(2)).item()  # k is 3.375 on the diagonal and 1 beside it
+    >>> kernel_distance(torch.eye(2), torch.eye(2)).item()  # k is 3.375 on the diagonal and 1 elsewhere
     -2.375
     """
     _check(real, samples)
@@ -50,10 +50,10 @@ def kernel_distance(real: Tensor, samples: Tensor) -> Tensor:
 
 
 def precision_recall(real: Tensor, samples: Tensor, neighbours: int = NEIGHBOURS) -> PrecisionRecall:
-    """Return both for features (n, F) and (m, F); the numbers of images should be alike.
+    """Return precision and recall for features (n, F) and (m, F); n and m should be similar.
 
-    A point lies among others if it is inside one of their balls, each as wide as the distance to the `neighbours`-th
-    nearest of its own kind.
+    A point lies among others if it is inside the ball around any of them; the radius of a ball is the distance from
+    its centre to the `neighbours`-th nearest neighbour in the same set.
 
     >>> real = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
     >>> precision_recall(real, torch.tensor([[0.1], [0.2], [0.3], [50.0]]), neighbours=1).precision.item()
@@ -67,8 +67,8 @@ def precision_recall(real: Tensor, samples: Tensor, neighbours: int = NEIGHBOURS
 
 
 def _share_inside(points: Tensor, others: Tensor, neighbours: int) -> Tensor:
-    """Return the share of points (n, F) inside a ball around one of the others (m, F)."""
-    rank = min(neighbours, len(others) - 1) + 1  # the nearest of all is the point itself
+    """Return the share of points (n, F) inside a ball around any of the others (m, F)."""
+    rank = min(neighbours, len(others) - 1) + 1  # the nearest neighbour is the point itself
     radius = torch.cat([torch.cdist(part, others).kthvalue(rank, dim=1).values for part in others.split(ROWS)])
     inside = [(torch.cdist(part, others) <= radius).any(1) for part in points.split(ROWS)]
     return torch.cat(inside).double().mean()

@@ -6,7 +6,7 @@ a triangular task × time matrix; forgetting is its last row minus its diagonal:
     own_s     the change under the task's own part of the prior: the honest number
     pooled_s  the change under the whole prior
     dilution  log(n_≤t / n_≤s): the part of pooled_s that no method can avoid when tasks share the prior's
-              mass, because task s held n_s / n_≤s of it when it was learned and holds n_s / n_≤t of it now
+              mass: task s had the share n_s / n_≤s when it was learned and has n_s / n_≤t now
 
 Positive is worse. Numbers are nats per image.
 """
@@ -22,11 +22,11 @@ import numpy as np
 from boovae.errors import InputError
 from boovae.metrics.evaluation import NLL, Forgetting
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import Floats, rounded
+from boovae.metrics.schema import Floats, rounded
 
 
 class ChangeOfNLL(Metric):
-    """Forgetting: the NLL now against the NLL when a task was learned."""
+    """Forgetting: the NLL of a task now compared with the NLL when it was learned."""
 
     name = section = "forgetting"
     aliases = frozenset({"nll"})
@@ -34,7 +34,7 @@ class ChangeOfNLL(Metric):
     def measure(self, context: Context) -> Forgetting:
         """Compare the NLL just measured with the history.
 
-        Fewer importance samples give a higher NLL, so one from another number of them does not count as measured.
+        Fewer importance samples give a higher NLL, so an NLL estimated with another number of them is ignored.
         """
         trainer, last = context.trainer, context.sections["nll"]
         alike = {past.learned: past.nll for past in context.history if past.nll and past.nll.samples == last.samples}
@@ -44,7 +44,7 @@ class ChangeOfNLL(Metric):
         return Forgetting(rounded(found.own), rounded(found.pooled), rounded(found.dilution))
 
     def numbers(self, section: Forgetting) -> Iterator[Number]:
-        """Yield the change under each task's own part; what was only just learned cannot have been forgotten."""
+        """Yield the change under each task's own part of the prior; the task just learned is left out of the mean."""
         yield Number(section.own, "forgetting")
         yield Number(section.own[:-1], tag="forgetting")
         if len(section.own) > 1:
@@ -59,7 +59,7 @@ class ChangeOfNLL(Metric):
 def of_earlier(section: Forgetting) -> Floats:
     """Return the change of every earlier task, (seen − 1) x [R].
 
-    Methods without components per task have no own part of the prior; there the change under the whole one stands in.
+    Methods without components per task have no own part of the prior; the change under the whole prior replaces it.
     """
     own = section.own[:-1]
     return own if np.isfinite(own).any() else section.pooled[:-1]
@@ -69,11 +69,10 @@ def forgetting(history: Sequence[NLL | None], sizes: Sequence[int], *, shared_ma
     """Return the change of every task's NLL between the time it was learned and the last time.
 
     Args:
-        history: the NLL after each task, the last one now; None where it was not measured.
-        sizes: training images per task, whose shares are the tasks' masses in the prior; all 1 where tasks
-            have equal mass.
+        history: the NLL after each task, the current one last; None if it was not measured.
+        sizes: training images per task; their shares are the tasks' masses in the prior. All 1 for equal masses.
         shared_mass: whether the tasks share the prior's mass; if not (a standard normal, one head per task),
-            the dilution is zero.
+            dilution is zero.
 
     >>> first, now = (NLL(np.array([90.0]), *[np.array(rows)] * 3) for rows in ([[100.0]], [[101.5], [90.0]]))
     >>> change = forgetting([first, now], sizes=[500, 500], shared_mass=True)

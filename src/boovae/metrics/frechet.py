@@ -1,4 +1,4 @@
-"""The Fréchet distance between two sets of features, each summed up by a Gaussian.
+"""The Fréchet distance between two sets of features, each described by a Gaussian.
 
 Heusel et al., "GANs trained by a two time-scale update rule converge to a local Nash equilibrium", 2017. The
 number depends on the network the features come from: distances are comparable only for the same network.
@@ -23,11 +23,11 @@ class Moments(NamedTuple):
     covariance: Tensor
     """`(..., F, F)`, with the divisor n − 1."""
     n: int
-    """How many feature vectors; the distance is biased upwards where n is small."""
+    """Number of feature vectors; the distance is biased upwards for small n."""
 
 
 def moments(features: Tensor, least: int = 2) -> Moments:
-    """Return the moments of `features` `(..., n, F)`; with `least` 1, one vector alone has the covariance 0.
+    """Return the moments of `features` `(..., n, F)`; with `least=1`, a single vector has covariance 0.
 
     >>> moments(torch.tensor([[0.0], [2.0]]))
     Moments(mean=tensor([1.], dtype=torch.float64), covariance=tensor([[2.]], dtype=torch.float64), n=2)
@@ -41,10 +41,10 @@ def moments(features: Tensor, least: int = 2) -> Moments:
     return Moments(mean, centred.mT @ centred / max(n - 1, 1), n)
 
 
-def joined(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of several sets of features taken together.
+def combined(parts: Sequence[Moments]) -> Moments:
+    """Return the moments of the union of several sets of features.
 
-    >>> joined([moments(torch.tensor([[0.0], [2.0]])), moments(torch.tensor([[4.0]]), least=1)])
+    >>> combined([moments(torch.tensor([[0.0], [2.0]])), moments(torch.tensor([[4.0]]), least=1)])
     Moments(mean=tensor([2.], dtype=torch.float64), covariance=tensor([[4.]], dtype=torch.float64), n=3)
     """
     n = sum(part.n for part in parts)
@@ -57,8 +57,8 @@ def joined(parts: Sequence[Moments]) -> Moments:
 def frechet_distances(references: Sequence[Moments], b: Moments) -> list[Tensor]:
     """Return ‖m_a − m_b‖² + tr(S_a + S_b − 2 (S_a^½ S_b S_a^½)^½), shape `(...)`, float64, for each reference a.
 
-    The factor of b is taken once. Replica axes broadcast: a reference may serve many replicas. A replica whose moments
-    are not finite gets `nan`.
+    The covariance of b is factored once. Replica axes broadcast: a reference may serve many replicas. A replica whose
+    moments are not finite gets `nan`.
 
     >>> one = Moments(torch.zeros(1).double(), torch.eye(1).double(), 100)
     >>> two = Moments(torch.ones(1).double(), 4 * torch.eye(1).double(), 100)
@@ -83,8 +83,8 @@ def _check(a: Moments, b: Moments) -> None:
 def _distance(a: Moments, b: Moments, factor_b: Tensor) -> Tensor:
     """Return the distance, given a factor of the covariance of b."""
     squared = (a.mean - b.mean).double().square().sum(-1)
-    # tr (S_a^½ S_b S_a^½)^½ is the sum of the singular values of L_aᵀ L_b, whatever the factors. Taken so, rounding
-    # errors of vanishing eigenvalues stay at 1e-16; the root of an eigenvalue that should be 0 would lift them to 1e-8.
+    # tr (S_a^½ S_b S_a^½)^½ is the sum of the singular values of L_aᵀ L_b, for any factors. This keeps
+    # rounding errors of zero eigenvalues at 1e-16; taking the root of such an eigenvalue would raise them to 1e-8.
     overlap: Tensor = torch.linalg.svdvals(_factor(a.covariance).mT @ factor_b).sum(-1)
     traces = [m.covariance.double().diagonal(dim1=-2, dim2=-1).sum(-1) for m in (a, b)]
     return (squared + traces[0] + traces[1] - 2 * overlap).clamp(min=0.0).where(_finite(a) & _finite(b), torch.nan)
@@ -96,13 +96,13 @@ def _finite(m: Moments) -> Tensor:
 
 def _factor(covariance: Tensor) -> Tensor:
     """Return L with L Lᵀ = S for positive semi-definite matrices S `(..., F, F)`."""
-    # Not-finite matrices would fail for the whole batch; their result is set to nan by the caller.
+    # A matrix that is not finite would make the whole batch fail; the caller sets its result to nan.
     covariance = covariance.double().nan_to_num(0.0, 0.0, 0.0)
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not failed.any():
         return factor
-    # Directions without any variance: fewer images than features. Below the floor an eigenvalue is rounding.
+    # Singular: fewer images than features. Eigenvalues below the floor are rounding errors.
     values, vectors = torch.linalg.eigh(covariance)
     floor = values[..., -1:].abs() * values.shape[-1] * torch.finfo(torch.float64).eps
     root: Tensor = vectors * torch.where(values > floor, values, 0.0).sqrt().unsqueeze(-2)

@@ -1,8 +1,8 @@
-"""Inception-v3 (Szegedy et al., 2016) as the common FID has it: the port of the network of 2015-12-05, in plain torch.
+"""Inception-v3 (Szegedy et al., 2016) as used by the common FID: the network of 2015-12-05, ported to plain torch.
 
-Three things differ from the network as it is usually trained (Heusel et al., 2017, used it with these weights): average
-pooling does not count the padding, the last block pools by the maximum, and there are 1008 classes. Names of layers are
-those of the usual weights file, `pt_inception-2015-12-05-6726825d.pth`.
+It differs from the usual network in three ways (Heusel et al., 2017, used it with these weights): average pooling does
+not count the padding, the last block uses max pooling, and there are 1008 classes. Layers have the names of the usual
+weights file, `pt_inception-2015-12-05-6726825d.pth`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLASSES = 1008
 
 
 class Unit(nn.Module):
-    """A convolution without bias, batch normalisation, ReLU."""
+    """Convolution without bias, batch normalisation, ReLU."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: tuple[int, int], stride: int, padding: tuple[int, int]
@@ -42,12 +42,12 @@ class Layer(NamedTuple):
     stride: int = 1
 
 
-#: Steps of a branch one after another; the layers of one step see the same input and stand side by side.
+#: Consecutive steps of a branch; the layers of one step run in parallel on the same input.
 Branch = tuple[tuple[Layer, ...], ...]
 
 
 class Block(nn.Module):
-    """Branches side by side and, behind them, a pooled branch: with a unit of its own, or the pooled input itself."""
+    """Parallel branches, the last of which pools the input and may apply a unit to the result."""
 
     def __init__(self, inputs: int, branches: tuple[Branch, ...], pool: str, pool_outputs: int = 0) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Block(nn.Module):
             self.branch_pool = Unit(inputs, pool_outputs, (1, 1), 1, (0, 0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, inputs, h, w) to all branches' outputs, along the channels."""
+        """Map (n, inputs, h, w) to the outputs of all branches, concatenated along the channels."""
         outputs = []
         for branch in self.branches:
             y = x
@@ -154,7 +154,7 @@ def block_e(inputs: int, pool: str) -> Block:
 
 
 class Inception(nn.Module):
-    """Colour pictures (n, 3, h, w) in [0, 1] to the 2048 features behind the last pooling."""
+    """Network from colour pictures (n, 3, h, w) in [0, 1] to the 2048 features after the last pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,11 +183,11 @@ class Inception(nn.Module):
         self._order = [*stem, *blocks]
         for name, module in (stem | blocks).items():
             self.add_module(name, module)
-        self.fc = nn.Linear(FEATURES, CLASSES)  # in the file, not used
+        self.fc = nn.Linear(FEATURES, CLASSES)  # in the weights file, but unused
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the features (n, 2048)."""
-        # As the common FID does it: plain bilinear, no smoothing, also where pictures get smaller.
+        # Like the common FID: bilinear without antialiasing, even when pictures get smaller.
         x = F.interpolate(pictures, (SIDE, SIDE), mode="bilinear", align_corners=False)
         x = 2 * x - 1
         for name in self._order:

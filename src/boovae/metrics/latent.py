@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from boovae.data import Task
     from boovae.training.trainer import Trainer
 
-#: Test images of a task that are encoded, and those of them that are on the map.
+#: Test images of a task to encode, and to show on the map.
 IMAGES, SHOWN = 500, 150
-#: Samples of a Gaussian that show where a flow takes it.
+#: Samples of a Gaussian to estimate its moments after a flow.
 DRAWN = 200
 
 
 @torch.no_grad()
 def codes(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[int, DiagonalNormal]:
-    """Return q(z | x) of some test images of every task that is at hand, (R, n, L), by task."""
+    """Return q(z | x) of some test images of every available task, (R, n, L), by task."""
     found = {}
     for index, task in enumerate(tasks):
         if task is not None:
@@ -38,14 +38,14 @@ def codes(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[int, DiagonalN
 
 
 def _spread(rows: Tensor, count: int) -> Tensor:
-    """Return at most `count` rows from all over: neighbours may be of one class."""
+    """Return at most `count` rows, evenly spread, because neighbours may share a class."""
     return rows[torch.linspace(0, len(rows) - 1, min(count, len(rows))).round().long()]
 
 
 def latent_map(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> dict[str, Any]:
     """Return the first replica's codes and the prior's components in the plane where the codes spread most (PCA).
 
-    A replica that has diverged has no map: nothing is listed.
+    The map of a diverged replica is empty.
     """
     means = {task: posterior.mean[0].double().cpu() for task, posterior in posteriors.items()}
     together = torch.cat(list(means.values()))
@@ -55,7 +55,7 @@ def latent_map(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> di
     return {
         "replica": 0,
         "explained": listed(explained.numpy()),
-        "separate": trainer.method.knows_task,  # every task has a latent space of its own
+        "separate": trainer.method.knows_task,  # every task has its own latent space
         "codes": [
             {"task": task, "points": _rows(_spread((mean - centre) @ plane, SHOWN))} for task, mean in means.items()
         ],
@@ -66,7 +66,7 @@ def latent_map(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> di
 def principal_plane(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return centre (L,), the two main directions (L, 2), and the shares of the variance (2,) they explain.
 
-    Of one dimension there is no second direction: the plane's other axis is then zero.
+    If there is only one dimension, the second direction is zero.
     """
     centre = points.mean(0)
     deviations = points - centre
@@ -77,11 +77,11 @@ def principal_plane(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     largest = plane.gather(0, plane.abs().argmax(0, keepdim=True))
     explained = torch.zeros(2, dtype=points.dtype)
     explained[:count] = values.flip(0)[:count] / values.sum()
-    return centre, plane * torch.where(largest < 0, -1.0, 1.0), explained  # a sign that does not depend on the solver
+    return centre, plane * torch.where(largest < 0, -1.0, 1.0), explained  # makes the sign independent of the solver
 
 
 def _components(trainer: Trainer, centre: Tensor, plane: Tensor) -> list[dict[str, Any]]:
-    """Return place, mass and deviations of the prior's components; a standard normal is one component."""
+    """Return position, mass and deviations of the prior's components; a standard normal is one component."""
     prior = trainer.replicas.model.prior
     found = trainer.replicas.call(replica_of(trainer.replicas.tensors(), 0), _gaussians)
     log_weights, mean, log_variance = (part.detach().double().cpu() for part in found)
@@ -100,7 +100,7 @@ def _components(trainer: Trainer, centre: Tensor, plane: Tensor) -> list[dict[st
 
 
 def _gaussians(model: VAE) -> DiagonalMixture:
-    """Return one replica's prior as Gaussians of z-space; those that a flow bends by the moments of their samples."""
+    """Return one replica's prior as Gaussians in z; a flow's are approximated by the moments of samples."""
     density = model.prior(model.posterior)
     if isinstance(density, DiagonalMixture):
         return density

@@ -2,8 +2,8 @@
 
 −log p(x) ≈ −log 1/S Σ_s p(x | z_s) p(z_s) / q(z_s | x), z_s ~ q(z | x)
 
-Images are encoded once; chunks of (images x samples) are decoded and summed up by a streaming log-sum-exp. The random
-numbers are the same for every image (common random numbers), so an image's score does not depend on its neighbours.
+Images are encoded once; chunks of (images x samples) are decoded and added up by a streaming log-sum-exp. All images
+share the random numbers (common random numbers), so an image's score does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from boovae.errors import InputError
-from boovae.metrics.partial_sums import PartialSums
+from boovae.metrics.partial_results import PartialResult
 from boovae.model.distributions import LOG_TWO_PI, DiagonalNormal
 from boovae.model.nets import ConvDecoder
 from boovae.model.vae import VAE
@@ -27,11 +27,11 @@ from boovae.replicas.stacked import Replicas
 if TYPE_CHECKING:
     from boovae.training.trainer import Trainer
 
-#: Bytes that one chunk of decoder outputs may take: the GPU wants long kernels, the CPU what fits its cache.
+#: Bytes of decoder outputs per chunk: large for long GPU kernels, small to fit a CPU's cache.
 CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
-#: Images per chunk at most; a power of two keeps the shapes the same from task to task.
+#: Most images per chunk; a power of two keeps the shapes the same from task to task.
 IMAGE_CHUNK = 512
-#: Images per chunk where an image must get the same bits in any company: always so many, filled up with nothing.
+#: Images per chunk, padded with zeros, if an image's score must not depend on the other images by a single bit.
 FIXED_CHUNK = {"cuda": 1024, "cpu": 32}
 
 
@@ -64,19 +64,19 @@ def log_likelihood(
     seed: int = 0,
     compile: bool = False,
     fixed: bool = False,
-    partial: PartialSums | None = None,
+    partial: PartialResult | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
 
-    `tasks` (n,) says which task each image belongs to; without it the own part of the prior is the whole prior.
-    With `fixed` chunks an image's score is the same, bit for bit, whatever other images are scored with it.
-    With `partial` sums of the same images, broken off before, only what is missing is computed; the result is the same.
+    `tasks` (n,) is the task of each image; without it the own part of the prior is the whole prior. With `fixed` chunks
+    an image's score does not depend, bit for bit, on the other images. Given the `partial` result of an interrupted
+    computation on the same images, only the rest is computed; the result is the same.
 
-    The effective number of samples (Σw)²/Σw² says how far to trust it: with a handful, the encoder no longer finds the
-    image.
+    The effective number of samples (Σw)²/Σw² tells how reliable the estimate is: if it is very low, the encoder's
+    posterior misses the image.
     """
-    # A GPU compiles for one shape and fills it up; elsewhere the last chunk is what is left.
+    # A GPU compiles for one shape and pads to it; otherwise the last chunk is shorter.
     chunk = IMAGE_CHUNK if compile and images.is_cuda else min(IMAGE_CHUNK, len(images))
     if fixed:
         chunk = FIXED_CHUNK[images.device.type]
@@ -86,12 +86,12 @@ def log_likelihood(
     per_chunk = _even(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * _row(model, images.shape[1])))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
-    partial = PartialSums() if partial is None else partial
+    partial = PartialResult() if partial is None else partial
     cut = {"at_once": [chunk, per_chunk], "device": images.device.type}
     plan = {"images": len(images), "samples": samples, "seed": seed, **cut}
     starts = range(0, len(images), chunk)
     nothing = torch.full((3, len(replicas), len(starts) * chunk), -math.inf, device=images.device)
-    sums = partial.begin(plan, nothing)  # what `_weigh` returns, of all noise
+    sums = partial.begin(plan, nothing)  # results of `_weigh` over all noise
     steps = list(itertools.product(range(len(replicas)), starts, noise.split(per_chunk)))
     place: tuple[int, int] | None = None
     for r, start, part in partial.rest(steps, progress):
@@ -134,15 +134,19 @@ def log_likelihood_of_tasks(
     owners: Tensor,
     samples: int,
     progress: Callable[[float], None],
-    partial_sums: MutableMapping[str, PartialSums] | None = None,
+    partial_results: MutableMapping[str, PartialResult] | None = None,
 ) -> LogLikelihood:
-    """Return the likelihood of images (n, D) of tasks (n,), each under the model as it is for its task."""
-    replicas, method, partial_sums = trainer.replicas, trainer.method, {} if partial_sums is None else partial_sums
+    """Return the likelihood of images (n, D) of tasks (n,), each under its task's view of the model."""
+    replicas, method, partial_results = (
+        trainer.replicas,
+        trainer.method,
+        {} if partial_results is None else partial_results,
+    )
     present, counts = (column.tolist() for column in owners.unique(return_counts=True))
     parts: list[tuple[str, Replicas, Tensor | slice]]
     if method.knows_task:
         parts = [(f"nll {task}", method.view(replicas, task), owners == task) for task in present]
-    else:  # partial sums are of just these images: other tasks may be at hand when they continue
+    else:  # named by its images: other tasks may be available when it continues
         name = " ".join(["nll", *(f"{task}:{count}" for task, count in zip(present, counts, strict=True))])
         parts = [(name, replicas, slice(None))]
     found = [
@@ -152,7 +156,7 @@ def log_likelihood_of_tasks(
             samples,
             tasks=owners[mine],
             compile=trainer.compile,
-            partial=partial_sums.setdefault(name, PartialSums()),
+            partial=partial_results.setdefault(name, PartialResult()),
             progress=_within(progress, done, len(parts)),
         )
         for done, (name, view, mine) in enumerate(parts)
@@ -161,7 +165,7 @@ def log_likelihood_of_tasks(
 
 
 def _within(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
-    """Return what tells `progress` of one part, when so many of the parts are done."""
+    """Return a function that reports the progress of one part after `done` parts as that of the whole."""
     return lambda share: progress((done + share) / parts)
 
 
@@ -170,9 +174,9 @@ def _of_sums(total: Tensor, own: Tensor, squares: Tensor, samples: int) -> LogLi
 
 
 def _even(samples: int, most: int) -> int:
-    """Return how many samples to take at once, `most` at most: if possible so that all chunks are alike.
+    """Return how many samples to take at once, at most `most`, if possible a divisor of `samples`.
 
-    Every other length of the last chunk is compiled once more.
+    A shorter last chunk would have to be compiled separately.
     """
     most = max(1, min(samples, most))
     divisor = next(size for size in range(most, 0, -1) if samples % size == 0)
@@ -180,20 +184,20 @@ def _even(samples: int, most: int) -> int:
 
 
 def _noise(samples: int, latent_dim: int, seed: int, device: torch.device) -> Tensor:
-    """Return the noise (S, L) that all images share."""
+    """Return the noise (S, L), which all images share."""
     generator = torch.Generator(device).manual_seed(seed_for(seed, "likelihood"))
     return torch.randn(samples, latent_dim, generator=generator, device=device)
 
 
 def _row(model: VAE, pixels: int) -> int:
-    """Return the floats that one sample of one image takes: its outputs or convolutions, and the prior's densities."""
-    # A convolution, its normalisation and its ReLU each leave an array; a component's density is computed in float64.
+    """Return the floats in memory per sample and image: decoder outputs or convolutions, and the prior's densities."""
+    # A convolution, its normalisation and its ReLU each make an array; component densities are in float64.
     widths = [3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, ConvDecoder)]
     return max([pixels, *widths]) + 4 * model.prior.components
 
 
 def _chunk(replicas: Replicas, r: int, images: Tensor, tasks: Tensor | None, size: int) -> _Chunk:
-    """Encode images (n, D) of tasks (n,) by one replica, filled up to `size`."""
+    """Encode images (n, D) of tasks (n,) by one replica, padded to `size`."""
     tensors, rest = {name: tensor[r] for name, tensor in replicas.tensors().items()}, size - len(images)
     x, owners = torch.nn.functional.pad(images, (0, 0, 0, rest)), None
     if tasks is not None and replicas.model.prior.shares_mass:

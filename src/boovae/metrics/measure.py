@@ -1,4 +1,4 @@
-"""Measuring a trained model: all metrics that are asked for, as one evaluation."""
+"""Evaluation of a trained model: all requested metrics in one record."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from boovae.errors import InputError
 from boovae.metrics.classifier import Classifier
-from boovae.metrics.classifier_cache import trained_classifier
+from boovae.metrics.classifier_training import trained_classifier
 from boovae.metrics.evaluation import ClassifierUsed, Evaluation
 from boovae.metrics.features import ClassifierFeatures, make_features
-from boovae.metrics.metric import USUAL, Context, asked, plain_section
-from boovae.metrics.partial_sums import PartialSums
+from boovae.metrics.metric import USUAL, Context, plain_section, requested
+from boovae.metrics.partial_results import PartialResult
 from boovae.metrics.reference import Reference
 from boovae.replicas.devices import matmul_precision
 
@@ -24,25 +24,27 @@ if TYPE_CHECKING:
 
 
 class SampleNetworks(NamedTuple):
-    """What samples are looked at with: the classifier that counts classes, and networks whose features are compared."""
+    """The networks that samples are scored with: the classifier that counts classes, and those that give features."""
 
     classifier: Classifier | None = None
     references: Sequence[Reference] = ()
 
 
 def sample_networks(
-    stream: Stream,
+    stream: Stream | None,
     trainer: Trainer,
     metrics: Sequence[str],
     say: Callable[[str], None],
     features: Sequence[str] = ("classifier",),
     data_dir: Path | None = None,
 ) -> SampleNetworks:
-    """Return the networks that these metrics need, made once per run; one class alone has no classifier.
+    """Return the networks that these metrics need; a dataset with a single class has no classifier.
 
-    A classifier that must be trained first tells `say` how far it is.
+    Without images there are none. A classifier that must be trained first reports its progress to `say`.
     """
-    needs = {need for metric in asked(metrics) for need in metric.needs}
+    if stream is None:
+        return SampleNetworks()
+    needs = {need for metric in requested(metrics) for need in metric.needs}
     names = features if "features" in needs else ()
     classifier = None
     if ("classifier" in needs or "classifier" in names) and len(stream.full.class_names) > 1:
@@ -65,23 +67,23 @@ def evaluate(
     *,
     metrics: Sequence[str] = USUAL,
     references: Sequence[Reference] | None = None,
-    partial_sums: MutableMapping[str, PartialSums] | None = None,
+    partial_results: MutableMapping[str, PartialResult] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Evaluation:
     """Return the evaluation after the tasks seen; `history` holds the earlier ones, for forgetting.
 
-    A task is None where its images are not at hand: its numbers are NaN, and what would need them is left out.
-    `references` are what samples are compared with on features; the classifier's, if not given. `progress` is called
-    after every step of what takes long, and `partial_sums` then hold all that was done so far: handed in again, it is
-    not repeated.
+    A task is None if its images are not available: its numbers are NaN, and metrics that need all images are left out.
+    `references` compare samples with real images on features; by default on those of the classifier. `progress` is
+    called after every step of a long computation, and `partial_results` then hold everything computed so far; pass
+    them in again to continue from there.
     """
-    chosen = asked(metrics)
+    chosen = requested(metrics)
     if len(tasks) != trainer.tasks_done:
-        raise InputError(f"tasks: {len(tasks)} of them, but {trainer.tasks_done} are learned; hand in just those")
+        raise InputError(f"tasks: {len(tasks)} of them, but {trainer.tasks_done} are learned; pass exactly those")
     if references is None:
         references = [Reference(ClassifierFeatures(classifier))] if classifier is not None else []
     context = Context(trainer, tasks, history, classifier, references)
-    context.partial_sums = {} if partial_sums is None else partial_sums
+    context.partial_results = {} if partial_results is None else partial_results
     context.progress = progress or context.progress
     others: dict[str, Any] = {}
     with matmul_precision(trainer.device):

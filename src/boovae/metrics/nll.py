@@ -1,4 +1,4 @@
-"""The negative log-likelihood of test images, pooled and task by task (`likelihood.py` has the estimate)."""
+"""The negative log-likelihood of test images, pooled and task by task (estimated in `likelihood.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from boovae.metrics.evaluation import NLL
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import Floats, rounded
+from boovae.metrics.schema import Floats, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,10 +17,10 @@ class NegativeLogLikelihood(Metric):
     """NLL in nats per image."""
 
     name = section = "nll"
-    aliases = frozenset({"forgetting"})  # which compares it
+    aliases = frozenset({"forgetting"})  # forgetting compares NLLs
 
     def measure(self, context: Context) -> NLL:
-        """Score the test images of all tasks at hand; what would need the others is NaN."""
+        """Score the test images of all available tasks; numbers that need the others are NaN."""
         import torch
 
         from boovae.metrics.likelihood import log_likelihood_of_tasks
@@ -29,7 +29,7 @@ class NegativeLogLikelihood(Metric):
         images = torch.cat([task.test.images for task in context.present]).to(trainer.device)
         sizes = [0 if task is None else len(task.test.images) for task in context.tasks]
         owners = torch.repeat_interleave(torch.tensor(sizes)).to(trainer.device)
-        found = log_likelihood_of_tasks(trainer, images, owners, samples, context.progress, context.partial_sums)
+        found = log_likelihood_of_tasks(trainer, images, owners, samples, context.progress, context.partial_results)
 
         def per_task(values: Tensor) -> Floats:
             return rounded(torch.stack([part.mean(1) for part in values.double().cpu().split(sizes, dim=1)]))
@@ -44,14 +44,14 @@ class NegativeLogLikelihood(Metric):
         )
 
     def numbers(self, section: NLL) -> Iterator[Number]:
-        """Yield the NLL; where images of some tasks are gone the terminal has that of the others."""
+        """Yield the NLL; if images of some tasks are gone, the terminal shows the mean over the others."""
         yield Number(section.pooled, "nll", "nll/pooled", curve="NLL of all tasks seen, nats")
-        at_hand = section.per_task[(section.per_task == section.per_task).any(1)]
-        if (section.pooled == section.pooled).any() or not len(at_hand):
+        available = section.per_task[(section.per_task == section.per_task).any(1)]
+        if (section.pooled == section.pooled).any() or not len(available):
             yield Number(section.pooled, column="NLL")
         else:
-            of = "one task" if len(at_hand) == 1 else f"{len(at_hand)} tasks"
-            yield Number(at_hand.mean(0), column="NLL", remark=f"(of {of})")
+            of = "one task" if len(available) == 1 else f"{len(available)} tasks"
+            yield Number(available.mean(0), column="NLL", remark=f"(of {of})")
         yield Number(section.per_task, "nll", "nll")
         yield Number(section.own, "nll_own", "nll_own")
         yield Number(section.effective_samples, "effective_samples")

@@ -1,4 +1,4 @@
-"""How the encoder's posteriors fare, task by task: a sign of a collapse, or of variances that run away."""
+"""Health of the encoder's posteriors, task by task: reveals collapse and exploding variances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from boovae.metrics.evaluation import Posterior
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.typed import rounded
+from boovae.metrics.schema import rounded
 
 if TYPE_CHECKING:
     from boovae.data import Task
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 #: A latent dimension is active if the variance of its means over the images is larger (Burda et al., 2016).
 ACTIVE = 0.01
-#: Test images of a task that are looked at.
+#: Test images per task to measure on.
 IMAGES = 1000
-#: How near to its limit a log-variance counts as being there.
+#: A log-variance closer to its limit than this counts as being at the limit.
 NEAR = 1e-3
 
 
@@ -29,18 +29,18 @@ class PosteriorHealth(Metric):
     name, section, always = "posterior", "posterior", True
 
     def measure(self, context: Context) -> Posterior:
-        """Look at the posteriors of some test images of each task."""
+        """Measure the posteriors of some test images of each task."""
         return posterior_health(context.trainer, context.tasks)
 
     def numbers(self, section: Posterior) -> Iterator[Number]:
-        """Yield nothing: warnings alone read it."""
+        """Yield nothing: only warnings use this section."""
         return iter(())
 
 
 def posterior_health(trainer: Trainer, tasks: Sequence[Task | None]) -> Posterior:
-    """Return for each task and replica the active latent dimensions, and the share of log-variances at their limit.
+    """Return the active latent dimensions and the share of log-variances at their limit, per task and replica.
 
-    None stands for a task whose images are not at hand.
+    A task is None if its images are not available.
     """
     import torch
 

@@ -1,1 +1,1 @@
-"""One variational autoencoder: networks, likelihood, prior. Nothing here knows of tasks or replicas."""
+"""One variational autoencoder: networks, likelihood, prior. Nothing here depends on tasks or replicas."""

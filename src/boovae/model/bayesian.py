@@ -1,9 +1,9 @@
 """Layers whose weights and biases are Gaussian, for VCL.
 
-A Bayesian layer is an ordinary one, its weights being the means, with a log-variance beside every weight and bias. It
-computes with the means unless it was handed noise for this pass (`noisy`). Then its outputs are drawn as if every input
-had met its own sample of the weights, without drawing any (local reparameterisation; Kingma, Salimans and Welling,
-2015): the outputs of independent Gaussian weights are Gaussian,
+A Bayesian layer is an ordinary layer whose weights are the means, with a log-variance for every weight and bias. It
+computes with the means unless noise is set for the pass (`noisy`). Then its outputs are drawn as if each input used its
+own sample of the weights, but no weights are sampled (local reparameterisation; Kingma, Salimans and Welling, 2015):
+the outputs of independent Gaussian weights are Gaussian,
 
     mean = layer(x; mean weights),   variance = layer(x²; variances),   output = mean + √variance . noise.
 """
@@ -26,10 +26,10 @@ SMALLEST_VARIANCE = 1e-20
 
 
 class Bayesian(nn.Module, ABC):
-    """What the layers below share; `noise` (of the output's shape) is used up by the first pass after it was set.
+    """Base of the layers below; `noise` (of the output's shape) is consumed by the first pass after it was set.
 
-    So the noise of a batch meets that batch and nothing else: whatever else goes through the network while the loss
-    is computed (the pseudo-inputs of a prior, say) meets the means.
+    The noise of a batch thus applies to that batch only: other inputs of the network while the loss is computed (such
+    as the pseudo-inputs of a prior) are computed with the means.
     """
 
     weight: Tensor
@@ -50,7 +50,7 @@ class Bayesian(nn.Module, ABC):
 
     @abstractmethod
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return what an ordinary layer with these weights makes of x."""
+        """Return the output of an ordinary layer with these weights for x."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the mean weights, or draw the outputs with the noise that was set."""
@@ -74,7 +74,7 @@ class BayesianLinear(Bayesian, nn.Linear):
         return F.linear(x, weight, bias)
 
     def moments(self, x: Tensor, weight_variance: Tensor, bias_variance: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return both for inputs x (B, in) by one product of pairs: on a GPU small products cost by their number."""
+        """Return both for inputs x (B, in) with one batched product: on a GPU fewer small products are faster."""
         both = torch.stack([x, x.square()]) @ torch.stack([self.weight, weight_variance]).mT
         if bias_variance is not None:
             both = both + torch.stack([self.bias, bias_variance]).unsqueeze(1)
@@ -109,9 +109,9 @@ _KINDS: dict[type[nn.Module], type[Bayesian]] = {
 
 
 def make_bayesian(module: nn.Module, log_variance: float, *, skip: tuple[str, ...] = ()) -> None:
-    """Turn the layers of a module into Bayesian ones, in place, but for those whose names begin as `skip` says.
+    """Turn the layers of a module into Bayesian ones, in place, except those whose names start with one in `skip`.
 
-    The layers keep their weights, and nothing is drawn: a network starts at the same means with and without this.
+    The layers keep their weights and no random numbers are drawn, so a network starts at the same means either way.
     """
     for name, layer in module.named_modules():
         kind = _KINDS.get(type(layer))
@@ -128,7 +128,7 @@ def bayesian_layers(module: nn.Module) -> dict[str, Bayesian]:
 
 @contextmanager
 def noisy(module: nn.Module, noise: Mapping[str, Tensor]) -> Iterator[None]:
-    """Hand noise to the Bayesian layers that it names; what is not used up is taken back."""
+    """Set noise on the Bayesian layers that it names; remove what was not consumed."""
     layers = {name: layer for name, layer in bayesian_layers(module).items() if name in noise}
     for name, layer in layers.items():
         layer.noise = noise[name]
@@ -151,9 +151,9 @@ def gaussians(module: nn.Module) -> dict[str, DiagonalNormal]:
 
 @contextmanager
 def recorded_shapes(module: nn.Module) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Give a dictionary that fills with the shapes of what each Bayesian layer makes of one input.
+    """Yield a dictionary that is filled with the shape of each Bayesian layer's output for one input.
 
-    The module is in its evaluation mode meanwhile: batch normalisation has nothing to learn from a batch of one.
+    The module is in evaluation mode meanwhile, because batch normalisation cannot use a batch of one.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     with torch.no_grad(), ExitStack() as hooks:

@@ -1,6 +1,6 @@
-"""Diagonal Gaussians and their mixtures, as functions of tensors: noise comes in, nothing is drawn here.
+"""Diagonal Gaussians and their mixtures, as functions of tensors: noise is passed in, nothing is drawn here.
 
-These small classes stand in for `torch.distributions` because losses run under `vmap`, `torch.compile` and CUDA graphs,
+These small classes replace `torch.distributions` because losses run under `vmap`, `torch.compile` and CUDA graphs,
 where random numbers must enter as tensors. The tests compare them with `torch.distributions`.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 LOG_TWO_PI = math.log(2 * math.pi)
 
-#: Which side of a divergence: KL[first | second], KL[second | first], or half of both.
+#: Direction of a divergence: KL[first | second] (forward), KL[second | first] (reverse), or their mean.
 Side = Literal["symmetric", "forward", "reverse"]
 
 
@@ -44,7 +44,7 @@ class DiagonalNormal(NamedTuple):
         return 0.5 * (ratio.exp() - ratio - 1 + distance).sum(-1)
 
     def divergence(self, other: DiagonalNormal, side: Side = "symmetric") -> Tensor:
-        """Return KL[self | other] (forward), KL[other | self] (reverse), or half of both (symmetric)."""
+        """Return KL[self | other] (forward), KL[other | self] (reverse), or their mean (symmetric)."""
         if side == "symmetric":
             return self.symmetric_kl(other)
         return self.kl(other) if side == "forward" else other.kl(self)
@@ -67,15 +67,15 @@ class StandardNormal(NamedTuple):
         return -0.5 * (z.square() + LOG_TWO_PI).sum(-1)
 
     def sample(self, uniform: Tensor, normal: Tensor) -> Tensor:
-        """Return latents (n, L): `normal` itself; `uniform` (n,) has nothing to choose."""
+        """Return latents (n, L): `normal` itself; `uniform` (n,) is not used."""
         return normal
 
 
 class DiagonalMixture(NamedTuple):
     """A mixture of C diagonal Gaussians: `log_weights` (C,), `mean` and `log_variance` (C, L).
 
-    With leading axes (n, C, L) it is n mixtures, and z (n, s, L) is scored by the one in its row. A weight of zero is
-    written as a very negative log-weight, not as -inf: gradients stay finite.
+    With leading axes (n, C, L) it holds n mixtures, and z (n, s, L) is scored by the mixture of its row. A weight of 0
+    is written as a very negative log-weight, not as -inf: gradients stay finite.
     """
 
     log_weights: Tensor
@@ -89,8 +89,8 @@ class DiagonalMixture(NamedTuple):
     def component_log_probs(self, z: Tensor) -> Tensor:
         """Return log N(z; mean_c, variance_c) of every component: (..., s, L) -> (..., s, C).
 
-        The expanded quadratic form is a matrix product, but in float32 (and worse in TF32) it loses tenths of a nat:
-        it runs in float64. A GPU that needs gradients takes differences: compiled, they never store (..., C, L).
+        The expanded quadratic form is a matrix product; it runs in float64, because in float32 (and more so in TF32) it
+        loses tenths of a nat. With gradients on a GPU differences are used; compiled, they never store (..., C, L).
         """
         if z.is_cuda and torch.is_grad_enabled():
             mean, log_variance = self.mean.unsqueeze(-3), self.log_variance.unsqueeze(-3)
@@ -103,10 +103,10 @@ class DiagonalMixture(NamedTuple):
         return (-0.5 * (squares + constant.unsqueeze(-2))).to(z.dtype)
 
     def sample(self, uniform: Tensor, normal: Tensor) -> Tensor:
-        """Return latents (n, L): `uniform` (n,) chooses the component, `normal` (n, L) the place in it."""
+        """Return latents (n, L): `uniform` (n,) chooses the component, `normal` (n, L) the point in it."""
         weights = self.log_weights.softmax(-1)
-        # A sum over a triangle: torch.compile cannot scan a row this short on a GPU.
+        # A sum over a triangular matrix: torch.compile cannot scan a row this short on a GPU.
         cumulative = (weights * torch.ones_like(weights).expand(len(weights), -1).tril()).sum(-1)
-        # Scaled by the rounded sum and with >=, neither 0 nor almost 1 can choose a component without weight.
+        # With >= and the rounded sum as scale, neither 0 nor almost 1 can choose a component without weight.
         chosen = (uniform.unsqueeze(-1) * cumulative[-1] >= cumulative[:-1]).sum(-1)
         return DiagonalNormal(self.mean[chosen], self.log_variance[chosen]).rsample(normal)

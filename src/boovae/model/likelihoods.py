@@ -1,4 +1,4 @@
-"""Likelihoods of the pixels given what the decoder says: Bernoulli on grey values, normal, logistic, Laplace (l1)."""
+"""Likelihoods of pixels given the decoder's output: Bernoulli on grey values, normal, logistic, Laplace (l1)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from boovae.errors import InputError, unknown_name
 from boovae.model.distributions import Side
 
-#: The log-variance that the paper's colour model gives to every pixel.
+#: The log-variance of every pixel in the paper's colour model.
 LOG_VARIANCE = -math.log(2 * math.pi)
-#: The probability to which the evaluation clamps a pixel: one pixel then costs at most 11.5 nats.
+#: The probability at which the evaluation clamps a pixel, so that one pixel costs at most 11.5 nats.
 PROBABILITY_FLOOR = 1e-5
 
 
@@ -31,19 +31,19 @@ class Likelihood(ABC):
         """Return log p(x | output) summed over the pixels: (..., D) -> (...)."""
 
     def mean(self, output: Tensor) -> Tensor:
-        """Return the mean image, (..., D): the decoder's output, unless that is logits."""
+        """Return the mean image (..., D): the decoder's output, unless that is logits."""
         return output
 
     @abstractmethod
     def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
-        """Return KL[p | p'] (forward), KL[p' | p] (reverse) or half of both, summed over pixels: (..., D) -> (...)."""
+        """Return KL[p | p'] (forward), KL[p' | p] (reverse) or their mean, summed over pixels: (..., D) -> (...)."""
 
     @abstractmethod
     def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
-        """Return an image drawn around its mean (..., D) by uniform random numbers (..., D)."""
+        """Return an image drawn from p(x | z) with this mean (..., D), given uniform random numbers (..., D)."""
 
     def bounded(self, output: Tensor) -> Tensor:
-        """Return `output` limited as the evaluation limits it; the training does without."""
+        """Return `output` clamped as in the evaluation; training does not clamp it."""
         return output
 
 
@@ -63,7 +63,7 @@ class Bernoulli(Likelihood):
         return torch.sigmoid(output)
 
     def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
-        """Return ½ Σ (p − p') (logit − logit'), which needs no logarithm of a probability; one side needs softplus."""
+        """Return ½ Σ (p − p') (logit − logit'), without logarithms of probabilities; one direction needs softplus."""
         if side == "symmetric":
             return 0.5 * ((torch.sigmoid(output) - torch.sigmoid(other)) * (output - other)).sum(-1)
         p, q = (output, other) if side == "forward" else (other, output)
@@ -81,7 +81,7 @@ class Bernoulli(Likelihood):
 class Normal(Likelihood):
     """Pixels with a Gaussian of constant variance around the decoder's mean.
 
-    With the default log-variance −log 2π the log-density is −π‖x − mean‖², the one of the paper's colour model.
+    With the default log-variance −log 2π the log-density is −π‖x − mean‖², as in the paper's colour model.
     """
 
     name = "normal"
@@ -107,7 +107,7 @@ class Normal(Likelihood):
 class Logistic(Likelihood):
     """Pixels in bins of width `bin_width` under a logistic density around the decoder's mean.
 
-    The default scale is the exponential of the colour model's constant, which is how the published code reads it.
+    The default scale is the exponential of the colour model's constant, as in the published code.
     """
 
     name = "logistic"
@@ -117,7 +117,7 @@ class Logistic(Likelihood):
         self.log_scale = log_scale
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
-        """Return Σ log[σ((x + w/2 − m)/s) − σ((x − w/2 − m)/s)], in a form that does not cancel."""
+        """Return Σ log[σ((x + w/2 − m)/s) − σ((x − w/2 − m)/s)], in a form without cancellation."""
         scale = math.exp(self.log_scale)
         width = self.bin_width / scale
         centre = (x - output) / scale
@@ -126,7 +126,7 @@ class Logistic(Likelihood):
         return (F.logsigmoid(upper) + F.logsigmoid(-lower) + math.log(-math.expm1(-width))).sum(-1)
 
     def draw(self, mean: Tensor, uniform: Tensor) -> Tensor:
-        """Return the quantiles of the logistic density; rounding them to bins is left to the caller."""
+        """Return the quantiles of the logistic density, not rounded to bins."""
         return mean + math.exp(self.log_scale) * torch.logit(_inside(uniform))
 
     def divergence(self, output: Tensor, other: Tensor, side: Side = "symmetric") -> Tensor:
@@ -135,13 +135,13 @@ class Logistic(Likelihood):
         With d the distance of the means in scales, KL = d . coth(d/2) − 2, and it is symmetric.
         """
         distance = ((output - other) / math.exp(self.log_scale)).abs()
-        near = distance.square() / 6  # the limit at 0, where coth has a pole
+        near = distance.square() / 6  # the limit at 0, the pole of coth
         safe = distance.clamp(min=1e-2)
         return torch.where(distance < 1e-2, near, safe / torch.tanh(safe / 2) - 2).sum(-1)
 
 
 def _inside(uniform: Tensor) -> Tensor:
-    """Keep uniform random numbers off 0 and 1, whose quantiles are infinite."""
+    """Keep uniform random numbers away from 0 and 1, whose quantiles are infinite."""
     return uniform.clamp(1e-7, 1 - 1e-7)
 
 
@@ -172,7 +172,7 @@ LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {kind.name: kind for kind in 
 
 
 def make_likelihood(name: str, pixel_range: tuple[float, float] = (0.0, 1.0)) -> Likelihood:
-    """Return the likelihood called `name` for pixels in `pixel_range`, which were bytes."""
+    """Return the likelihood called `name` for pixels in `pixel_range`, quantised in 256 steps."""
     if name not in LIKELIHOODS:
         raise unknown_name("likelihood", name, LIKELIHOODS)
     low, high = pixel_range

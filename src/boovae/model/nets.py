@@ -1,6 +1,7 @@
 """Encoders and decoders, by name.
 
-`mlp:WIDTH` takes anything flat: `mlp:300` is the paper's network for MNIST, `mlp:1024` for the other two grey sets.
+`mlp:WIDTH` takes any rows of numbers: `mlp:300` is the paper's network for MNIST, `mlp:1024` for the other two grey
+datasets.
 `conv:CHANNELS` is for pictures: `conv:32` on 3 x 32 x 32 is the paper's network for faces.
 """
 
@@ -27,7 +28,7 @@ class Nets(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """A body that makes features, then mean and clamped log-variance of q(z | x)."""
+    """A body that computes features, then a head for the mean and the clamped log-variance of q(z | x)."""
 
     def __init__(
         self, body: nn.Module, features: int, latent_dim: int, log_variance_range: tuple[float, float]
@@ -38,7 +39,7 @@ class Encoder(nn.Module):
         self.log_variance_range = log_variance_range
 
     def features(self, x: Tensor) -> Tensor:
-        """Return what the body makes of images (..., D)."""
+        """Return the features of images (..., D)."""
         output: Tensor = self.body(x)
         return output
 
@@ -57,7 +58,7 @@ class MLPEncoder(Encoder):
 
 
 class MLPDecoder(nn.Sequential):
-    """Two hidden layers with LeakyReLU; gives the likelihood's parameters, one per pixel."""
+    """Two hidden layers with LeakyReLU; returns the likelihood's parameters, one per pixel."""
 
     def __init__(self, pixels: int, width: int, latent_dim: int) -> None:
         super().__init__(
@@ -70,7 +71,7 @@ class MLPDecoder(nn.Sequential):
 
 
 class Picture(NamedTuple):
-    """The size of a picture, how often its sides are halved, and the channels at full size."""
+    """The size of a picture, the number of times its sides are halved, and the channels at full size."""
 
     channels: int
     height: int
@@ -80,7 +81,7 @@ class Picture(NamedTuple):
 
     @property
     def smallest(self) -> tuple[int, int, int]:
-        """The shape from which the decoder starts to double: 256 x 4 x 4 in the paper."""
+        """The smallest feature map, from which the decoder doubles the sides: 256 x 4 x 4 in the paper."""
         return self.base << self.halvings, self.height >> self.halvings, self.width >> self.halvings
 
 
@@ -101,7 +102,7 @@ class ConvEncoder(Encoder):
         self.shape = (picture.channels, picture.height, picture.width)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return what the convolutions make of images (..., D)."""
+        """Return the features of images (..., D)."""
         pictures: Tensor = self.body(x.reshape(-1, *self.shape))
         return pictures.reshape(*x.shape[:-1], -1)
 
@@ -109,8 +110,8 @@ class ConvEncoder(Encoder):
 class ConvDecoder(nn.Module):
     """A linear layer, then transposed convolutions 5x5 that double the sides, each with normalisation and ReLU.
 
-    A convolution 1x1 makes the colours. `bounds` are those of the pixels, which a stretched Softsign keeps to; without
-    them the outputs are free (logits).
+    A 1x1 convolution returns the colours. A scaled Softsign keeps the outputs within `bounds`, those of the pixels;
+    without bounds the outputs are free (logits).
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class ConvDecoder(nn.Module):
         super().__init__()
         self.smallest = picture.smallest
         self.bounds = bounds
-        #: Values that the widest layer has for one image; it is what a pass needs memory for.
+        #: Number of values in the widest layer for one image, which determines the memory of a pass.
         self.widest = picture.base * picture.height * picture.width
         self.foot = nn.Linear(latent_dim, math.prod(self.smallest))
         layers: list[nn.Module] = []
@@ -141,7 +142,7 @@ class ConvDecoder(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Xavier-normal weights, PyTorch's own biases; the encoder's two heads each as its own layer."""
+    """Initialise weights by Xavier-normal, keep PyTorch's biases; each of the encoder's heads counts as a layer."""
     for layer in module.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
             nn.init.xavier_normal_(layer.weight)
@@ -162,7 +163,7 @@ def make_nets(
 ) -> Nets:
     """Return encoder and decoder called `name` for images of `shape`.
 
-    `bounds` limit what a convolutional decoder gives, `normalisation` is that of convolutional networks.
+    `bounds` limit the outputs of a convolutional decoder; `normalisation` is used by convolutional networks.
     """
     match = re.fullmatch(r"(mlp|conv):([1-9]\d{0,4})", name)
     if match is None:
@@ -188,16 +189,16 @@ def make_nets(
 
 
 def _picture(name: str, shape: tuple[int, ...], base: int) -> Picture:
-    """Return how a picture is halved: as often as both sides stay whole and have four pixels left."""
+    """Halve the sides of a picture as long as both stay whole numbers of at least four pixels."""
     if len(shape) < 2:
-        raise InputError(f"net '{name}' ({{net}}) is for pictures, and these are {shape[0]} features; use mlp:WIDTH")
+        raise InputError(f"net '{name}' ({{net}}) is for pictures, but these are {shape[0]} features; use mlp:WIDTH")
     channels, height, width = (1, *shape)[-3:]
     halvings = 0
     while all(side % (2 << halvings) == 0 and side >> (halvings + 1) >= 4 for side in (height, width)):
         halvings += 1
     if halvings == 0:
         raise InputError(
-            f"net '{name}' ({{net}}) halves the sides of pictures, and {height} x {width} cannot be halved to 4 pixels "
-            "or more; bring them to even sides of at least 8, or use mlp:WIDTH"
+            f"net '{name}' ({{net}}) halves the sides of pictures, but {height} x {width} cannot be halved to 4 pixels "
+            "or more; resize them to even sides of at least 8, or use mlp:WIDTH"
         )
     return Picture(channels, height, width, halvings, base)

@@ -1,14 +1,16 @@
-"""Normalisation of the channels of convolutional networks, in a form that runs as replicas.
+"""Normalisation of the channels of convolutional networks, in a form that works for stacked replicas.
 
-Group normalisation (Wu and He, 2018) knows one image at a time and has no state. Batch normalisation (Ioffe and
-Szegedy, 2015) has: the statistics of the training batches. They never change inside a network. A layer of `BatchNorm`
-normalises with the stored statistics, but for the loss of a training step, which is computed inside `learning`: there
-the first pass is that of the training batch, it hands its statistics out, and the engine moves the stored ones towards
-them. All later passes that have a gradient (pseudo-inputs of a prior, images of earlier tasks) use the same statistics.
+Group normalisation (Wu and He, 2018) treats each image separately and has no state. Batch normalisation (Ioffe and
+Szegedy, 2015) has one: the statistics of the training batches. They never change inside a network. `BatchNorm`
+normalises with the stored statistics, except for the loss of a training step, which is computed inside `learning`.
+There the first pass is that of the training batch: its statistics are returned, and the engine moves the stored ones
+towards them. All later passes with a gradient (pseudo-inputs of a prior, images of earlier tasks) use the statistics of
+the batch.
 
-These keep their gradient, and have to. The network of a batch does not change if the weights before a normalisation are
-all doubled; that of an image normalised with numbers at rest does. A loss with both is lowered by letting the weights
-grow or shrink forever, while the stored statistics come too late, and what was learned is gone when they arrive.
+These must keep their gradient. Doubling the weights before a normalisation does not change the output for a batch that
+is normalised by its own statistics, but it does for an image that is normalised by constants. A loss with both could be
+lowered by letting the weights grow or shrink forever; the stored statistics would lag behind, and what was learned
+would be lost once they catch up.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ Normalisation = Literal["group", "batch"]
 
 #: Channels that share their statistics in group normalisation.
 GROUP = 16
-#: What is added to a variance.
+#: Added to a variance.
 EPSILON = 1e-5
-#: How far the stored statistics move towards those of a batch.
+#: Share by which the stored statistics move towards those of a batch.
 MOMENTUM = 0.1
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation of images (B, C, H, W); `mean` and `variance` (C,) are buffers that others update."""
+    """Batch normalisation of images (B, C, H, W); the engine updates the buffers `mean` and `variance` (C,)."""
 
     mean: Tensor
     variance: Tensor
@@ -44,20 +46,20 @@ class BatchNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("variance", torch.ones(channels))
         self.learns = False
-        #: Mean and variance (C,) of the training batch, from its pass to the end of its loss, and of how many values.
+        #: Mean and variance (C,) of the training batch, kept until its loss is computed, and their number of values.
         self.batch: tuple[Tensor, Tensor] | None = None
         self.values = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise with the stored statistics, while a loss is computed with those of the training batch."""
-        if not torch.is_grad_enabled():  # a teacher, a validation, samples
+        """Normalise with the stored statistics or, while a loss is computed, with those of the training batch."""
+        if not torch.is_grad_enabled():  # teacher, validation, sampling
             return self._stored(x)
         if self.learns:
             self.learns = False
             variance, mean = torch.var_mean(x, dim=(0, 2, 3))
             self.batch = mean, variance
             self.values = x.numel() // len(mean)
-            # Not by the formula below: on a GPU this is quicker, although it takes the statistics once more.
+            # Faster than the formula below on a GPU, although it computes the statistics twice.
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, EPSILON)
         if self.batch is None:
             return self._stored(x)
@@ -70,7 +72,7 @@ class BatchNorm(nn.Module):
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Return a group normalisation; a group of few channels would leave nothing of an image of one pixel."""
+    """Return a group normalisation; with small groups nothing would be left of an image of one pixel."""
     return nn.GroupNorm(max(1, channels // GROUP), channels, eps=EPSILON)
 
 
@@ -79,7 +81,7 @@ NORMALISATIONS: dict[Normalisation, Callable[[int], nn.Module]] = {"group": grou
 
 @contextmanager
 def learning(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Let the first pass learn statistics; the dictionary holds them afterwards, by the names of their buffers."""
+    """Compute batch statistics in the first pass; afterwards the dictionary holds them by buffer name."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
     for layer in layers.values():
         layer.learns = True
@@ -96,6 +98,6 @@ def learning(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 @torch.no_grad()
 def follow(buffers: dict[str, Tensor], seen: dict[str, Tensor]) -> None:
-    """Move stored statistics towards those of a batch, in place."""
+    """Move the stored statistics towards those of a batch, in place."""
     for name, value in seen.items():
         buffers[name].lerp_(value, MOMENTUM)

@@ -1,4 +1,4 @@
-"""The variational autoencoder of ONE replica: an ordinary module that knows nothing of tasks or replicas."""
+"""The variational autoencoder of ONE replica: an ordinary module, independent of tasks and replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from boovae.model.priors.prior import Density, Prior, kl
 
 
 class Bound(NamedTuple):
-    """The two parts of the negative ELBO per image, each (B,); with S samples of every image, each (S, B)."""
+    """The two parts of the negative ELBO per image, each (B,); with S samples per image, each (S, B)."""
 
     reconstruction: Tensor
     kl: Tensor
@@ -27,7 +27,7 @@ class Bound(NamedTuple):
 class VAE(nn.Module):
     """Encoder q(z | x), decoder p(x | z) and the prior over z.
 
-    Random numbers come in as tensors, so every function here is deterministic and can be stacked, compiled and
+    Random numbers are passed in as tensors, so every function here is deterministic and can be stacked, compiled and
     captured.
     """
 
@@ -66,14 +66,14 @@ class VAE(nn.Module):
         kl_weight: Tensor,
         choice: Tensor | None = None,
     ) -> tuple[Tensor, Bound]:
-        """Return −log (1/S) Σ_s w_s (B,) where log w_s = −reconstruction_s − kl_weight . kl_s, and these parts (S, B).
+        """Return −log (1/S) Σ_s w_s (B,) with log w_s = −reconstruction_s − kl_weight . kl_s, and these parts (S, B).
 
-        `posterior` is that of the images x, `density` that of the prior, `noise` (S, B, L). With full weight it lies
-        between the negative ELBO and −log p(x) (Burda, Grosse and Salakhutdinov, 2016). With uniform numbers `choice`
-        (S, B) it has a gradient, in the mean that of the bound, from one latent of each image, drawn by
-        w̄_s = w_s / Σ w (Cremer, Morris and Duvenaud, 2017): the others cost no backward pass. That of the encoder is
-        doubly reparameterised (Tucker, Lawson, Gu and Maddison, 2019), because the plain one has the more noise in it
-        the more samples there are: it goes through z alone, there 1 − kl_weight . (1 − w̄_s) times.
+        `posterior` is that of the images x, `density` that of the prior, `noise` (S, B, L). With full weight the bound
+        lies between the negative ELBO and −log p(x) (Burda, Grosse and Salakhutdinov, 2016). With uniform numbers
+        `choice` (S, B) it has an unbiased gradient, computed from one latent per image that is drawn by
+        w̄_s = w_s / Σ w (Cremer, Morris and Duvenaud, 2017): others need no backward pass. The encoder's gradient is
+        doubly reparameterised (Tucker, Lawson, Gu and Maddison, 2019), because the noise of the plain one grows with
+        the number of samples: it passes through z alone, scaled by 1 − kl_weight . (1 − w̄_s).
         """
         with torch.no_grad():
             parts = self.bound_at(x, posterior, posterior.rsample(noise), density)
@@ -81,11 +81,11 @@ class VAE(nn.Module):
             bound = math.log(len(noise)) - torch.logsumexp(log_weights, 0)
         if choice is None:
             return bound, parts
-        chosen = (log_weights - (-choice.log()).log()).argmax(0, keepdim=True)  # (1, B): Gumbel's way to draw from w̄
+        chosen = (log_weights - (-choice.log()).log()).argmax(0, keepdim=True)  # (1, B): a draw from w̄ (Gumbel-max)
         share = torch.take_along_dim(torch.softmax(log_weights, 0), chosen, 0)
         z = posterior.rsample(torch.take_along_dim(noise, chosen.unsqueeze(-1), 0))
         through = (1 - kl_weight * (1 - share)).unsqueeze(-1)
-        z = z.detach() + through * (z - z.detach())  # the same value, another gradient
+        z = z.detach() + through * (z - z.detach())  # same value, scaled gradient
         fixed = DiagonalNormal(posterior.mean.detach(), posterior.log_variance.detach())
         drawn = self.bound_at(x, fixed, z, density).weighted(kl_weight).squeeze(0)
         return bound + (drawn - drawn.detach()), parts

@@ -1,1 +1,1 @@
-"""Many replicas of a module at once: stacked state, randomness as tensors, the training step, the device."""
+"""Train many replicas of a model at once: stacked state, randomness as tensors, the training step, the device."""

@@ -21,13 +21,13 @@ class Moments(NamedTuple):
 
     @classmethod
     def zeros(cls, parameters: Mapping[str, Tensor]) -> Moments:
-        """Return those of stacked parameters before the first step."""
+        """Return the moments of stacked parameters before the first step."""
         first, second = ({name: torch.zeros_like(tensor) for name, tensor in parameters.items()} for _ in range(2))
         some = next(iter(first.values()))
         return cls(first, second, torch.zeros(len(some), device=some.device))
 
     def forget(self, replica: int) -> None:
-        """Put one replica back to before the first step."""
+        """Reset one replica to the state before the first step."""
         for tensor in (*self.first.values(), *self.second.values(), self.steps):
             tensor[replica] = 0
 
@@ -40,10 +40,10 @@ def adam_step(
     rate: Tensor,
     steps: Tensor,
 ) -> None:
-    """One step of Adam (Kingma and Ba, 2015) in place.
+    """Take one step of Adam (Kingma and Ba, 2015) in place.
 
-    `rate` and `steps` (steps done, this one included) have the leading axes that the parameters share: (R,) for stacked
-    replicas, () for one. Bias correction is folded into rate and epsilon.
+    `rate` and `steps` (steps done, including this one) have the leading axes that the parameters share: (R,) for
+    stacked replicas, () for one. Bias correction is folded into rate and epsilon.
     """
     correction1, correction2 = (-torch.expm1(steps * math.log(beta)) for beta in (BETA1, BETA2))  # 1 − β^steps, exactly
     root = correction2.sqrt()

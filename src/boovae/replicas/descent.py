@@ -19,9 +19,9 @@ from boovae.replicas.stacked import replica_of, side_by_side
 class Descent:
     """Minimises a loss of a few tensors, for all replicas at once.
 
-    `loss(learned, arguments, noise)` is written for one replica. `learned[0]` stays in `box`. Replicas are one batched
-    computation or, if not `stacked`, one after another, on a GPU side by side. There one step is recorded as a CUDA
-    graph and replayed; calls with the same shapes share it.
+    `loss(learned, arguments, noise)` is written for one replica. `learned[0]` is clamped to `box`. Replicas run as one
+    batched computation or, if not `stacked`, one after another, or in parallel streams on a GPU. On a GPU one step is
+    recorded as a CUDA graph and replayed; calls with the same shapes share it.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Descent:
     def __call__(
         self, start: list[Tensor], arguments: Any, *, steps: int, rate: float, noise: Tensor | None = None
     ) -> list[Tensor]:
-        """Return where `steps` steps lead from `start` (R, ...); `arguments` (R, ...), `noise` (R, steps, ...)."""
-        if steps == 0:  # nothing to record on a GPU either: there may be no noise
+        """Take steps from `start` (R, ...) and return the end; `arguments` (R, ...), `noise` (R, steps, ...)."""
+        if steps == 0:  # nothing to record on a GPU; there may be no noise
             return [tensor.clone() for tensor in start]
         replicas, device = len(start[0]), start[0].device
         if noise is None:
@@ -58,7 +58,7 @@ class Descent:
         return [tensor.clone() for tensor in self._state[: len(start)]]
 
     def _load(self, fresh: list[Tensor], learned: int) -> None:
-        """Put the tensors of a call where the step reads them; record the step if it has not seen such shapes."""
+        """Copy the tensors of a call to where the step reads them; record the step again for new shapes."""
         self._learned = learned
         if not fresh[0].is_cuda:
             self._state = fresh
@@ -83,7 +83,7 @@ class Descent:
             learned[0].clamp_(*self.box)
 
     def _gradients(self, everything: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradients of what is learned, (R, ...) each."""
+        """Return the gradients of the learned tensors, (R, ...) each."""
         gradients_of: Callable[..., list[Tensor]] = grad(self.loss)
         if self.stacked:
             return vmap(gradients_of)(*everything)

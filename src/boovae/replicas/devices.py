@@ -1,4 +1,4 @@
-"""The device a run is made on, and how it computes there."""
+"""The device of a run and its numerical settings."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{{device}} {name}: no CUDA device is available here; use {{device=cpu}}")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise InputError(f"{{device}} {name}: there are {count} CUDA devices here, counted from 0")
+        raise InputError(f"{{device}} {name}: there are {count} CUDA devices here, numbered from 0")
     return device
 
 
 def named_device(name: str) -> torch.device:
-    """Return the device of a name other than auto; it may be that of another machine."""
+    """Return the device of a name other than auto; it may belong to another machine."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -42,7 +42,7 @@ def named_device(name: str) -> torch.device:
 
 @contextmanager
 def matmul_precision(device: torch.device) -> Iterator[None]:
-    """Let products use TF32 on a GPU, and only while we train; convolutions sum in the same order every time."""
+    """Use TF32 for matrix products on a GPU within this context; make convolutions deterministic."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -55,7 +55,7 @@ def matmul_precision(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def one_thread(*, when: bool) -> Iterator[None]:
-    """Compute on one core: tensors of small networks are not worth dividing, and results do not depend on the cores."""
+    """Compute on one core: small tensors are not worth splitting, and results do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if when else before)
     try:
@@ -65,10 +65,10 @@ def one_thread(*, when: bool) -> Iterator[None]:
 
 
 def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
-    """Whether compiling saves more than it costs, with this number of training images in all tasks."""
+    """Return whether compiling saves more time than it costs, given the number of training images in all tasks."""
     return device.type == "cuda" and settings.training.epochs * images / settings.training.batch_size >= COMPILE_STEPS
 
 
 def compiles(choice: str, images: int, settings: Settings, device: torch.device) -> bool:
-    """What `--compile` on, off or auto means for this number of training images in all tasks."""
+    """Return whether `--compile` on, off or auto compiles, given the number of training images in all tasks."""
     return choice == "on" or (choice == "auto" and compiling_pays(images, settings, device))

@@ -1,7 +1,7 @@
-"""The hot path: the steps of a task with all replicas, eager, compiled, or captured in a CUDA graph; and validation.
+"""The hot path: train all replicas on a task, eagerly, compiled, or captured in a CUDA graph; and validate.
 
-The same code runs everywhere. On a GPU one step is recorded as a CUDA graph and replayed: it reads the order of the
-images and the noise of its step through a counter that lives on the device, so the host only launches.
+The same code runs on every device. On a GPU one step is recorded as a CUDA graph and replayed: it reads the order of
+the images and the noise of its step through a counter on the device, so the host only launches.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import replica_of, side_by_side
 from boovae.replicas.step import Batch, GradientStep
 
-#: Steps whose noise is drawn at once; a checkpoint can be taken between two blocks.
+#: Number of steps whose noise is drawn at once; checkpoints are written between two blocks.
 BLOCK = 16
-#: Random numbers of one replica that a block may hold.
+#: Maximum number of random numbers per replica in a block.
 BLOCK_VALUES = 2**27
-#: Most images per chunk of a validation pass.
+#: Maximum number of images per chunk of a validation pass.
 VALIDATION_CHUNK = 1000
 
 
 class Engine:
     """Trains the replicas on the images of one task.
 
-    A batch holds `x` (B, D), `weight` (B,) (adds up to one), `kl_weight` (), `state` and the random tensors of a step.
+    A batch holds `x` (B, D), `weight` (B,) (sums to one), `kl_weight` (), `state` and the random tensors of a step.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Engine:
         settled: bool = True,
         block: int = BLOCK,
     ) -> None:
-        """Images are (N, D) for all replicas alike, or (R, N, D).
+        """Prepare the steps of a task; images are (N, D), the same for all replicas, or (R, N, D).
 
-        `state` holds what the method's penalty reads, {name: (R, ...)}; `valid_noise` {name: (R, chunks, ...)},
-        drawn for chunks of `validation_chunk` images. `moments` and `totals`, the sums of an epoch's loss terms, belong
-        to whoever saves them. A block has at most `block` steps. A step that will have another form in the next task
-        (not `settled`) is not worth compiling.
+        `state` holds the tensors that the method's penalty reads, {name: (R, ...)}; `valid_noise` {name: (R, chunks,
+        ...)} is drawn for chunks of `validation_chunk` images. `moments` and `totals`, the sums of an epoch's loss
+        terms, belong to the caller, who saves them. A block has at most `block` steps. A step that will have another
+        form in the next task (not `settled`) is not compiled.
         """
         self.step, self.replicas = step, step.replicas
         self.train, self.state, self.valid_noise = train, state, valid_noise
@@ -78,7 +78,7 @@ class Engine:
         self._resting = torch.full((), torch.nan, device=device)
 
     def set_active(self, active: Sequence[int]) -> None:
-        """Let only these replicas take steps; the loss terms of the others are NaN. Stacked ones all take them."""
+        """Train only these replicas; the loss terms of the others are NaN. Stacked replicas are all trained."""
         if not self.replicas.stacked and tuple(active) != self._active:
             self._active = tuple(active)
             self._graph = None
@@ -86,7 +86,7 @@ class Engine:
     # --- training -----------------------------------------------------------------------------------------------
 
     def reset_totals(self) -> None:
-        """Start the sums of an epoch's loss terms."""
+        """Reset the sums of an epoch's loss terms."""
         for total in self.totals.values():
             total.zero_()
 
@@ -95,7 +95,7 @@ class Engine:
         block = {"order": order, **noise}
         if not self.step.captures:
             for step in range(order.shape[1]):
-                # Copied, for compiled code asks for the same strides in a block of any length.
+                # Copied, because compiled code needs the same strides in blocks of any length.
                 self._step({name: tensor[:, step].contiguous() for name, tensor in block.items()})
             return
         self._fill(block)
@@ -105,7 +105,7 @@ class Engine:
             self._graph.replay()
 
     def _fill(self, block: Mapping[str, Tensor]) -> None:
-        """Copy a block to where the recorded step reads it; a block may be shorter than the room there is."""
+        """Copy a block to where the recorded step reads it; it may be shorter than the space reserved."""
         self._position.zero_()
         for name, tensor in block.items():
             if name not in self._block:
@@ -117,7 +117,7 @@ class Engine:
         self._position.add_(1).remainder_(self._block_steps)
 
     def _step(self, draws: dict[str, Tensor]) -> None:
-        """One step of all replicas; `draws` holds the order (R, B) of the images and the noise {name: (R, ...)}."""
+        """Take one step with all replicas; `draws` holds the order (R, B) of the images and noise {name: (R, ...)}."""
         noise = {name: tensor for name, tensor in draws.items() if name != "order"}
         batch = self._batch(_gather(self.train, draws["order"]), self._weight, noise)
         self.moments.steps.add_(1)
@@ -166,7 +166,7 @@ class Engine:
         return totals
 
     def _split_valid(self, valid: Tensor, chunk: int) -> list[tuple[Tensor, Tensor, float]]:
-        """Cut the validation images into chunks of one size; the last is filled up with images of no weight."""
+        """Split the validation images into chunks of equal size; the last is padded with images of zero weight."""
         parts = []
         for x in valid.split(chunk, dim=-2):
             images = x.shape[-2]
@@ -179,7 +179,7 @@ class Engine:
     # --- CUDA graphs --------------------------------------------------------------------------------------------
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record `function` as a CUDA graph; recording runs it for real, so the state is put back afterwards."""
+        """Record `function` as a CUDA graph; recording executes it, so the state is restored afterwards."""
         first, second, steps = self.moments
         dictionaries = (self.replicas.tensors(), first, second)
         state = [tensor for tensors in dictionaries for tensor in tensors.values()] + [steps, self._position]
@@ -199,7 +199,7 @@ def capture(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """Record `function` as a CUDA graph, after running it a few times.
 
     Warm-up and recording share one stream that lives as long as the process: cuBLAS keeps a workspace per stream, and
-    one that was made while recording would die with its graph and be used by the next.
+    one allocated while recording would be freed with its graph but used by the next.
     """
     stream = _capture_stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -224,13 +224,13 @@ def _capture_stream() -> torch.cuda.Stream:
 
 
 def block_length(draws: Mapping[str, Draw]) -> int:
-    """Return for how many steps random numbers are drawn at once: fewer where a step wants many."""
+    """Return the number of steps whose random numbers are drawn at once: fewer if a step needs many."""
     values = sum(math.prod(draw.shape) for draw in draws.values())
     return max(1, min(BLOCK, BLOCK_VALUES // max(values, 1)))
 
 
 def validation_chunk(images: int) -> int:
-    """Return the size of the chunks into which a validation set is cut."""
+    """Return the chunk size for a validation set."""
     return min(images, VALIDATION_CHUNK)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import Replicas
 
-#: Pixels that are drawn at once.
+#: Number of pixels drawn at once.
 SAMPLE_PIXELS = 10_000 * 784
 
 
@@ -21,7 +21,7 @@ def drawn_images(replicas: Replicas, noise: dict[str, Tensor], pixels: int, task
     def drawn(model: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
         return model.images(model.prior(model.posterior, task).sample(uniform, normal))
 
-    # What a network computes on its way to an image takes far more room than the image.
+    # The activations of an image take far more memory than the image.
     chunk = max(1, SAMPLE_PIXELS // pixels)
     chunks = zip(*(noise[name].split(chunk, dim=1) for name in ("uniform", "normal")), strict=True)
     return torch.cat([replicas.map(drawn, *chunk) for chunk in chunks], dim=1)

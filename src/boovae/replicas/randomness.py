@@ -1,7 +1,7 @@
 """Random numbers as tensors, drawn outside the loss.
 
-Every draw starts from a seed made of (replica seed, task, epoch, block, purpose), so a run can be taken up again at any
-block, replicas never share a stream, and the first tasks of a long run equal a short run.
+Every draw starts from a seed made of (replica seed, task, epoch, block, purpose), so a run can be resumed at any
+block, replicas never share a stream, and the first tasks of a long run equal those of a short one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 
 class Draw(NamedTuple):
-    """A random tensor that a loss wants for one step of one replica."""
+    """A random tensor that a loss needs for one step of one replica."""
 
     kind: Literal["normal", "uniform"]
     shape: tuple[int, ...]
 
 
 def latent_draws(count: int, latent_dim: int, name: str = "") -> dict[str, Draw]:
-    """Return what samples `count` latents from a prior: which components, and where in them."""
+    """Return the draws that sample `count` latents from a prior: the choice of components and the noise in them."""
     return {f"{name}uniform": Draw("uniform", (count,)), f"{name}normal": Draw("normal", (count, latent_dim))}
 
 

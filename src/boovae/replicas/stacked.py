@@ -2,7 +2,7 @@
 
 The module is written for one replica; its parameters and buffers are stacked along a leading replica axis. Functions of
 one model run over all replicas either stacked (`torch.func.vmap`) or, where the matrices are large enough to keep a CPU
-busy or there are convolutions, one after another.
+busy or the networks are convolutional, one after another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from boovae.errors import InputError
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Generators, seed_for
 
-#: On a CPU, networks up to this many parameters are stacked; larger ones fill the cores by themselves.
+#: On a CPU, networks up to this many parameters are stacked; larger ones use all cores by themselves.
 STACK_LIMIT = 150_000
 
 
 class _Call(nn.Module):
-    """Lets `functional_call` run any function of the model, not only its forward."""
+    """Lets `functional_call` run any function of the model, not only `forward`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Replicas:
         self.initialise()
 
     def initialise(self) -> None:
-        """Give every replica fresh weights from its own seed."""
+        """Initialise the weights of every replica from its own seed."""
         models = []
         for seed in self.seeds:
             with torch.random.fork_rng(devices=[]):
@@ -61,7 +61,7 @@ class Replicas:
         self._call = _Call(self.model)
 
     def rebuild(self) -> None:
-        """Make room for what the model needs now: all stays but the prior's buffers, which are fresh."""
+        """Rebuild the model at its current size; everything is kept except the prior's buffers, which are new."""
         with torch.random.fork_rng(devices=[]):
             self.model = self.build().requires_grad_(False).to(self.device)
         fresh = {name: torch.stack([buffer] * len(self)).contiguous() for name, buffer in self.model.named_buffers()}
@@ -69,7 +69,7 @@ class Replicas:
         self._call = _Call(self.model)
 
     def replaced(self, tensors: dict[str, Tensor]) -> Replicas:
-        """Return these replicas with other parameters and buffers of these names; nothing is copied."""
+        """Return these replicas with the named parameters and buffers replaced; nothing is copied."""
         other = copy.copy(self)
         other.parameters = {name: tensors.get(name, own) for name, own in self.parameters.items()}
         other.buffers = {name: tensors.get(name, own) for name, own in self.buffers.items()}
@@ -95,7 +95,7 @@ class Replicas:
     def stacked(self) -> bool:
         """Whether the replicas run as one batched computation.
 
-        Convolutions do not: batched they are slower than side by side on streams of their own (measured on an H200).
+        Convolutional networks do not: batched, they are slower than on parallel streams (measured on an H200).
         """
         return not self._convolves and (self.device.type != "cpu" or self.size <= STACK_LIMIT)
 
@@ -120,7 +120,7 @@ class Replicas:
             if isinstance(tensor, Tensor) and tensor.shape[:1] != (len(self),):
                 raise InputError(
                     f"a tensor of shape {tuple(tensor.shape)} for {len(self)} replicas; it must begin with their "
-                    "number: expand what is the same for all"
+                    "number: expand a tensor that is the same for all"
                 )
 
         def of_one(tensors: dict[str, Tensor], *arguments: Any) -> Any:
@@ -134,9 +134,9 @@ class Replicas:
 
 
 def side_by_side(device: torch.device, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return what the functions return; on a GPU each runs on a stream of its own, so that small kernels share it.
+    """Run the functions and return their results; on a GPU each has its own stream: small kernels run in parallel.
 
-    What they give is ready for the current stream. They may be recorded in a CUDA graph, as branches of it.
+    The results are ready on the current stream. The calls may be recorded in a CUDA graph, as its branches.
     """
     if device.type != "cuda":
         return [function() for function in functions]
@@ -147,7 +147,7 @@ def side_by_side(device: torch.device, functions: Sequence[Callable[[], Any]]) -
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 results.append(function())
-    finally:  # what they read must not be freed before they have
+    finally:  # their inputs must not be freed before they finish
         for stream in streams[: len(results) + 1]:
             current.wait_stream(stream)
     return results
@@ -155,7 +155,7 @@ def side_by_side(device: torch.device, functions: Sequence[Callable[[], Any]]) -
 
 @functools.cache
 def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
-    """Return a stream that lives as long as the process, for cuBLAS keeps a workspace for each."""
+    """Return a stream that lives as long as the process, because cuBLAS keeps a workspace for each."""
     return torch.cuda.Stream(device)
 
 

@@ -1,4 +1,4 @@
-"""One gradient step of all replicas: the loss, its gradients, Adam, batch statistics and what methods note of it."""
+"""One gradient step of all replicas: loss, gradients, Adam, batch statistics and the methods' tracking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = dict[str, Any]
 
 
 class Loss(NamedTuple):
-    """The loss of one replica on a batch: `value` and all penalties are added up; `parts` are only shown."""
+    """The loss of one replica on a batch: the sum of `value` and all penalties; `parts` are only logged."""
 
     value: Tensor
     parts: dict[str, Tensor]
@@ -25,12 +25,12 @@ class Loss(NamedTuple):
 
     @property
     def terms(self) -> dict[str, Tensor]:
-        """What the log shows: `loss`, its parts and the penalties."""
+        """The logged terms: `loss`, its parts and the penalties."""
         return {"loss": self.value + sum(self.penalties.values()), **self.parts, **self.penalties}
 
 
 class Step(NamedTuple):
-    """The parameters before and after a step, and the gradients of the loss that led from one to the other."""
+    """The parameters before and after a step, and the gradients of the loss."""
 
     before: dict[str, Tensor]
     gradients: dict[str, Tensor]
@@ -38,12 +38,12 @@ class Step(NamedTuple):
 
 
 Objective = Callable[[Any, Batch], Loss]
-#: What takes note of a step in the method's state.
+#: Records a step in the method's state.
 Track = Callable[[dict[str, Tensor], Step], None]
 
 
 class GradientStep:
-    """A step of Adam on `objective(model, batch)`; made once for all tasks, so that nothing is compiled twice."""
+    """A step of Adam on `objective(model, batch)`; made once for all tasks, so that it is compiled once."""
 
     def __init__(
         self, replicas: Replicas, objective: Objective, *, track: Track | None = None, compile: bool = False
@@ -52,11 +52,11 @@ class GradientStep:
         self.objective = objective
         self.track = track
         self.captures = replicas.device.type == "cuda"
-        #: Whether gradients are taken by `torch.func`, which compiles and can be recorded.
+        #: Whether `torch.func` computes the gradients, which can be compiled and recorded.
         self.functional = compile or self.captures
         self.compiled: Callable[..., dict[str, Tensor]] = self.plain
         if compile:
-            # A growing prior changes shapes now and then; beyond the limit torch would silently stop compiling.
+            # A growing prior changes shapes occasionally; beyond the limit torch would silently stop compiling.
             torch._dynamo.config.recompile_limit = 256
             self.compiled = torch.compile(self.plain)
 
@@ -89,7 +89,7 @@ class GradientStep:
             gradient_of = grad(self._loss, has_aux=True)
             gradients, (terms, statistics) = (vmap(gradient_of) if stacked else gradient_of)(parameters, buffers, batch)
             return gradients, terms, statistics
-        # The same numbers by plain autograd: on small networks a quarter less overhead.
+        # The same numbers by plain autograd, with a quarter less overhead on small networks.
         with torch.enable_grad():
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
             loss, (terms, statistics) = (vmap(self._loss) if stacked else self._loss)(leaves, buffers, batch)
@@ -100,7 +100,7 @@ class GradientStep:
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
     ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
-        """Return the loss of one replica; beside it its terms, and the statistics that its networks saw."""
+        """Return the loss of one replica, with its terms and batch statistics."""
         terms, statistics = self.replicas.call({**parameters, **buffers}, self._learned, batch)
         return terms["loss"], (terms, statistics)
 

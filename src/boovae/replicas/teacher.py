@@ -1,4 +1,4 @@
-"""What holds a network to its past: a frozen copy of it, and the ELBO of old images."""
+"""Regularise a network towards its past: a frozen copy of it, and the ELBO of old images."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from boovae.replicas.stacked import Replicas
 
 
 class Teacher:
-    """Parameters, the prior's too, as they were before the task.
+    """A frozen copy of the parameters, including the prior's, from before the task.
 
     Of the buffers only the networks' are copied (statistics of batch normalisation): what priors store of finished
-    tasks stays as it is while a task is learned.
+    tasks does not change while a task is learned.
     """
 
     def freeze(self, replicas: Replicas, part: str = "") -> dict[str, Tensor]:
@@ -37,8 +37,8 @@ class Teacher:
 def bound_before(model: VAE, x: Tensor, noise: Tensor) -> Bound:
     """Return the negative ELBO of images (n, D) of earlier tasks under the prior of these tasks; `noise` (n, L).
 
-    Where a prior has components for each task, images of earlier tasks belong to those components and the ones in
-    training must not move towards them; other priors are one for all tasks.
+    If a prior has components per task, images of earlier tasks belong to those components, and the ones in training
+    must not move towards them; other priors are shared by all tasks.
     """
     posterior = model.posterior(x)
     return model.bound_at(x, posterior, posterior.rsample(noise), model.prior.before(model.posterior))

@@ -1,7 +1,7 @@
-"""Charts that answer to the pointer and the keys, as plotly draws them, each with its table.
+"""Interactive charts for plotly, each with a table of its numbers.
 
-A figure is written as plotly's JSON. Colours are names of the page's own (`var(--s0)`), which its script looks up, so
-that charts follow light and dark. Everything that comes from a run folder is escaped: plotly reads tags in texts.
+A figure is written as plotly's JSON. Colours are CSS variables of the page (`var(--s0)`), which its script looks up, so
+that charts follow the light and dark theme. Everything from a run folder is escaped, because plotly interprets tags.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.findings import Published, published_for
 from boovae.report.numbers import number, with_spread
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 from boovae.report.series import COLOURS, Series, over_components, over_epochs, over_tasks, settled_range
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["run", "joint", "paper"]
 
-#: Whose line it is: plotly's dash and marker.
+#: Plotly's dash and marker for each kind of line.
 STYLE: dict[Kind, tuple[str, str]] = {
     "run": ("solid", "circle"),
     "joint": ("dot", "circle"),
@@ -54,7 +54,7 @@ class Line:
     series: Series
     run: int | None = None
     kind: Kind = "run"
-    texts: Sequence[str] = ()  # what to call the points, where x alone does not say
+    texts: Sequence[str] = ()  # names of the points, if x alone is not enough
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of the page; `figure` is plotly's."""
+    """A chart of the page; `figure` is in plotly's format."""
 
     title: str
     describe: str
@@ -78,7 +78,7 @@ class Chart:
 
     @property
     def json(self) -> Markup:
-        """The figure as JSON that cannot end the element it stands in."""
+        """The figure as JSON that cannot close the HTML element around it."""
         from markupsafe import Markup
 
         text = json.dumps(self.figure, separators=(",", ":"), allow_nan=False)
@@ -88,10 +88,10 @@ class Chart:
 def line_plot(
     lines: Sequence[Line], title: str, x_title: str, *, at: str = "", ends: bool = False, clip: bool = False
 ) -> Chart | None:
-    """Draw the lines that have any number; None if there is none.
+    """Draw the lines that have any numbers; None if no line has.
 
-    `at` says what the pointer is at ("tasks seen: %{x}"). With `ends` the table has the last point of every task alone,
-    and with `clip` the steep first epochs of every task may leave the frame.
+    `at` labels the pointer's position ("tasks seen: %{x}"). With `ends` the table has just the end of every task;
+    with `clip` the steep first epochs of every task may leave the frame.
     """
     full = [line for line in lines if line.series.drawn]
     if not full:
@@ -116,13 +116,13 @@ def line_plot(
 
 
 def _step(lines: Sequence[Line]) -> int | None:
-    """Return the distance of the marks on the axis: a whole number, a dozen marks at most; None leaves it to plotly."""
+    """Return the distance of axis ticks, an integer that gives at most a dozen of them; None leaves it to plotly."""
     longest = max(float(np.nanmax(line.series.x)) for line in lines)
     return next((step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if longest <= 12 * step), None)
 
 
 def colour(index: int) -> str:
-    """Return a colour of the page by its number."""
+    """Return the page's colour with this number."""
     return f"var(--s{index % COLOURS})"
 
 
@@ -137,9 +137,9 @@ def _line(line: Line) -> dict[str, Any]:
         "type": "scatter",
         "mode": "lines+markers" if series.marks else "lines",
         "name": escape(line.name),
-        "x": listed(series.x),
-        "y": listed(series.y),
-        "customdata": listed(series.band),
+        "x": to_plotly(series.x),
+        "y": to_plotly(series.y),
+        "customdata": to_plotly(series.band),
         "text": [escape(text) for text in line.texts] or None,
         "line": {"color": colour(series.colour), "dash": dash, "width": 2},
         "marker": {"color": colour(series.colour), "symbol": symbol, "size": 6},
@@ -149,7 +149,7 @@ def _line(line: Line) -> dict[str, Any]:
 
 
 def _band(line: Line) -> list[dict[str, Any]]:
-    """Return one standard deviation around a line as an area, in pieces where the line has gaps."""
+    """Return the area of one standard deviation around a line, in pieces if the line has gaps."""
     series = line.series
     if not series.band.any():
         return []
@@ -160,19 +160,19 @@ def _band(line: Line) -> list[dict[str, Any]]:
         piece = piece[finite[piece]]
         if len(piece) > 1:
             low, high = series.y[piece] - series.band[piece], series.y[piece] + series.band[piece]
-            x += [*listed(series.x[piece]), *listed(series.x[piece][::-1]), None]
-            y += [*listed(high), *listed(low[::-1]), None]
+            x += [*to_plotly(series.x[piece]), *to_plotly(series.x[piece][::-1]), None]
+            y += [*to_plotly(high), *to_plotly(low[::-1]), None]
     area = {"type": "scatter", "mode": "lines", "x": x, "y": y, "fill": "toself", "hoverinfo": "skip", "meta": line.run}
     return [area | {"line": {"width": 0}, "fillcolor": colour(series.colour), "opacity": 0.2}] if x else []
 
 
-def listed(values: Floats) -> list[float | None]:
-    """Return numbers as plotly takes them."""
+def to_plotly(values: Floats) -> list[float | None]:
+    """Return numbers for plotly: six digits, None if not finite."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _table(lines: Sequence[Line], x_title: str) -> Numbers:
-    """Return a row for every x, a column for every line."""
+    """Return a table with a row for every x and a column for every line."""
     places = sorted({x for line in lines for x in line.series.x.tolist()})
     columns = [dict(zip(line.series.x.tolist(), _cells(line), strict=True)) for line in lines]
     rows = [(f"{x:g}", [column.get(x, "") for column in columns]) for x in places]
@@ -180,7 +180,7 @@ def _table(lines: Sequence[Line], x_title: str) -> Numbers:
 
 
 def _ends_table(lines: Sequence[Line], x_title: str) -> Numbers:
-    """Return what every line was at the end of each task: x there is a whole number."""
+    """Return a table with the values of every line at the end of each task, where x is an integer."""
     rows: dict[int, list[str]] = {}
     for column, line in enumerate(lines):
         cells = _cells(line)
@@ -191,7 +191,7 @@ def _ends_table(lines: Sequence[Line], x_title: str) -> Numbers:
 
 
 def _cells(line: Line) -> list[str]:
-    """Return what a table says of every point of a line; the paper's numbers have the decimals it prints."""
+    """Return the table cell of every point of a line; numbers of the paper keep their printed decimals."""
     pairs = zip(line.series.y.tolist(), line.series.band.tolist(), strict=True)
     if line.kind == "paper":
         return [f"{y:g} ± {band:g}" if math.isfinite(y) else "" for y, band in pairs]
@@ -202,12 +202,12 @@ def _cells(line: Line) -> list[str]:
 
 
 def is_joint(run: RunRecord) -> bool:
-    """Whether a run was trained on everything at once: the bound of the others."""
+    """Whether a run was trained on all tasks at once, which bounds the other methods."""
     return "joint" in run.method.split("+")
 
 
 def curves(runs: Sequence[RunRecord], labels: Sequence[str], published: Published) -> list[Chart]:
-    """Draw what metrics want drawn over the tasks seen, with the published numbers of the same data and method."""
+    """Draw all numbers with a curve over the tasks seen, and published numbers for the same data and method."""
     drawn: dict[str, list[Line]] = {}
     beside: dict[str, list[Line]] = {}
     for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
@@ -230,19 +230,19 @@ def _published(run: RunRecord, metric: str, index: int, published: Published) ->
 
 
 def training(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Chart]:
-    """Draw validation loss and KL over the epochs; for a single run the training loss too."""
+    """Draw validation loss and KL over the epochs; for a single run also the training loss."""
 
     def lines(term: str, names: Sequence[str]) -> list[Line]:
         found = []
         for index, (run, name) in enumerate(zip(runs, names, strict=True)):
             series = over_epochs(run, "valid", term, index)
-            found.append(Line(name, series, index, "joint" if is_joint(run) else "run", _moments(run, series)))
+            found.append(Line(name, series, index, "joint" if is_joint(run) else "run", _points(run, series)))
         return found
 
     loss = lines("loss", labels if len(runs) > 1 else ["validation"])
     if len(runs) == 1:
         series = over_epochs(runs[0], "train", "loss", 1, dashed=True)
-        loss.append(Line("training", series, 0, "run", _moments(runs[0], series)))
+        loss.append(Line("training", series, 0, "run", _points(runs[0], series)))
     drawn = [
         line_plot(loss, "Validation loss" if len(runs) > 1 else "Loss", "tasks done", ends=True, clip=True),
         line_plot(lines("kl", labels), "Validation KL", "tasks done", ends=True),
@@ -250,15 +250,15 @@ def training(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Chart]:
     return [chart for chart in drawn if chart]
 
 
-def _moments(run: RunRecord, series: Series) -> list[str]:
-    """Say of every point of a training curve which task it was and how far in it."""
+def _points(run: RunRecord, series: Series) -> list[str]:
+    """Return a label for every point of a training curve: the task and how far it was trained."""
     tasks = np.ceil(series.x).astype(int) - 1
     shares = series.x - tasks
     return [f"{run.task_name(task)}, {share:.0%} through" for task, share in zip(tasks.tolist(), shares, strict=True)]
 
 
 def gains(run: RunRecord) -> Chart | None:
-    """Draw what each further component of a task gained, a line for each task."""
+    """Draw the gain from each further component, one line per task."""
     found = [Line(run.task_name(task), over_components(gain, task)) for task, gain in run.gains.items()]
     return line_plot(found, "Gained over the smallest mixture, nats", "components", at="components: %{x}")
 
@@ -268,7 +268,7 @@ def gains(run: RunRecord) -> Chart | None:
 
 @dataclass(frozen=True)
 class Script:
-    """A script that the page carries: packed, and the digest by which a browser may know it."""
+    """A script inside the page: packed, and its digest for the content security policy."""
 
     packed: str
     digest: str
@@ -276,7 +276,7 @@ class Script:
 
 @functools.cache
 def plotly_script() -> Script:
-    """Return plotly.js as the installed package has it, gzipped and in base64: 2 MB instead of 5."""
+    """Return plotly.js of the installed package, gzipped and in base64: 2 MB instead of 5."""
     from plotly.offline import get_plotlyjs
 
     source = get_plotlyjs().encode("utf-8")
@@ -284,5 +284,5 @@ def plotly_script() -> Script:
 
 
 def digest(source: bytes) -> str:
-    """Return how a content security policy names a script."""
+    """Return the digest of a script for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(source).digest()).decode("ascii")

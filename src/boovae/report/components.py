@@ -1,25 +1,25 @@
-"""The panel of learned components: a picture of each with its weight and its cost, task by task."""
+"""The panel of learned components: pictures of each with its weight and the cost of dropping it, task by task."""
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.findings import known
+from boovae.report.frame import image_source
 from boovae.report.numbers import MISSING, number, percent
-from boovae.report.record import Component, RunRecord
+from boovae.report.run_record import Component, RunRecord
 
-SHOWN = 60  # components of a task on the page, the dearest
+SHOWN = 60  # components per task on the page, the most important first
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One component: the pseudo-input and its decoded twin, the weight and the cost."""
+    """One component: pseudo-input, decoded image, weight and the cost of dropping it."""
 
     pseudo_input: str
     decoded: str
@@ -40,7 +40,7 @@ class Row:
 
 
 def rows(run: RunRecord) -> list[Row]:
-    """Return the components of every task that has any, the dearest first."""
+    """Return the components of every task that has any, the costliest to drop first."""
     found = []
     for task in sorted({component.task for component in run.components}):
         mine = [component for component in run.components if component.task == task]
@@ -55,20 +55,16 @@ def _tile(component: Component, name: str, *, only: bool) -> Tile:
     weight = percent(known(component.weight))
     cost = "the only one" if only else nats(known(component.cost))
     loss = "it is the only one" if only else f"dropping it costs {cost}"
-    width, height = (int.from_bytes(component.decoded[at : at + 4], "big") for at in (16, 20))  # of the PNG's head
+    width, height = (int.from_bytes(component.decoded[at : at + 4], "big") for at in (16, 20))  # in the PNG's header
     return Tile(
-        pseudo_input=_source(component.pseudo_input),
-        decoded=_source(component.decoded),
+        pseudo_input=image_source(component.pseudo_input),
+        decoded=image_source(component.decoded),
         alt=f"Pseudo-input {component.component} of task {name}: weight {weight}, {loss}",
         decoded_alt=f"Decoded image of pseudo-input {component.component}",
         weight=weight,
         cost=cost,
         wide=width > 2 * height,
     )
-
-
-def _source(picture: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(picture).decode("ascii")
 
 
 def nats(cost: float) -> str:
@@ -85,11 +81,11 @@ def nats(cost: float) -> str:
 
 
 def _story(run: RunRecord, task: int, count: int) -> str:
-    """Say how many components a task has and how they came to be so many."""
+    """Describe how many components a task has, and how many were kept, merged and pruned."""
     several = " in each replica" if len(run.seeds) > 1 else ""
     text = f"{count} component{'s' if count > 1 else ''}"
     if count > SHOWN:
-        text += f", the {SHOWN} dearest of them here"
+        text += f", of which the {SHOWN} costliest to drop are shown"
     if task in run.kept:
         kept, twins = run.kept[task].kept, run.kept[task].twins
         if kept is not None and (_span(kept) != str(count) or (twins > 0).any()):
@@ -103,7 +99,7 @@ def _story(run: RunRecord, task: int, count: int) -> str:
 
 
 def _span(counts: Floats) -> str:
-    """Write the numbers of all replicas as a range.
+    """Write the counts of all replicas as a range.
 
     >>> _span(np.array([14.0, 15.0])), _span(np.array([3.0, 3.0]))
     ('14 to 15', '3')

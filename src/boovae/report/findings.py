@@ -1,4 +1,4 @@
-"""What a run says in a few numbers, beside published ones where there are any."""
+"""Headline numbers of a run, beside published numbers if there are any."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from boovae.metrics.distances import distance_name
 from boovae.metrics.evaluation import Distances, Diversity, Evaluation
 from boovae.metrics.forgetting import of_earlier
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 
-#: Settings of the stream for which there are published numbers.
+#: Settings of the data for which there are published numbers.
 USUAL: dict[str, str | None] = {"classes_per_task": "1", "binarize": "none", "limit": None, "class_order": None}
-#: A number that was not measured.
+#: Stands for a number that was not measured.
 NOTHING = np.array([np.nan])
 
 
 class PublishedNumber(NamedTuple):
-    """A number of the paper: mean and deviation, what the method is called there, and the decimals it prints."""
+    """A number of the paper: mean, deviation, the method's name there, and the printed decimals."""
 
     mean: float
     std: float
@@ -36,7 +36,7 @@ Published = Mapping[tuple[str, str, str, int], PublishedNumber]
 
 @dataclass(frozen=True)
 class Headline:
-    """One number of the first section: `label`, `value`, and what the value means."""
+    """One number of the first section: `label`, `value` and an explanation."""
 
     label: str
     value: str
@@ -44,16 +44,16 @@ class Headline:
 
 
 def published_for(run: RunRecord, metric: str, seen: int, published: Published) -> PublishedNumber | None:
-    """Return the published number for the run's dataset and method after `seen` tasks; None where there is none.
+    """Return the published number for the run's dataset and method after `seen` tasks; None if there is none.
 
-    The paper has one class per task and grey values as they are; other streams have no number there.
+    The paper has one class per task and unchanged grey values; for other data it has no numbers.
     """
     ours = {key: run.config.get(key, usual) for key, usual in USUAL.items()}
     return published.get((metric, run.dataset, run.method, seen)) if ours == USUAL else None
 
 
 def headlines(run: RunRecord, published: Published) -> list[Headline]:
-    """Return the numbers after the last evaluated task; empty where there is no evaluation yet."""
+    """Return the numbers after the last evaluated task; empty if there is no evaluation yet."""
     if not run.evaluations:
         return []
     last = run.evaluations[-1]
@@ -81,7 +81,7 @@ def headlines(run: RunRecord, published: Published) -> list[Headline]:
 
 
 def known(value: float | None) -> float:
-    """Return a number; NaN where there is none."""
+    """Return a number; NaN for None."""
     return math.nan if value is None else value
 
 
@@ -99,7 +99,7 @@ def _distances(name: str, found: Distances) -> Headline:
 def _diversity(found: Diversity | None, paper: str) -> Headline:
     detail, table = "not measured", found.table if found else NOTHING
     total = found.proportions.shape[1] if found else 0
-    effective = total * math.exp(-float(mean(table)))  # that many classes, drawn evenly, would be as diverse
+    effective = total * math.exp(-float(mean(table)))  # this many evenly drawn classes would be as diverse
     if math.isfinite(effective) and total:
         detail = f"as if {number(effective, 1)} of {total} classes were drawn evenly; 0 is best{paper}"
     return Headline("Diversity", plus_minus(table), detail)
@@ -110,7 +110,7 @@ def _forgetting_rows(run: RunRecord, last: Evaluation) -> list[Headline]:
     found = last.forgetting
     lost = of_earlier(found) if found else NOTHING
     per_task = mean(lost)
-    if found is None or last.task == 0 or not np.isfinite(per_task).all():  # a part must not look like the whole
+    if found is None or last.task == 0 or not np.isfinite(per_task).all():  # do not present a part as the whole
         detail = "needs at least two tasks" if last.task == 0 else "not measured on every task"
         return [Headline(worst_label, MISSING, detail), Headline(mean_label, MISSING, detail)]
     worst = int(np.nanargmax(per_task))

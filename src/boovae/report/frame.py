@@ -1,7 +1,8 @@
-"""How a page is filled: one environment for the report and the page of a bench."""
+"""Templates of pages, shared by the report and the page of a bench."""
 
 from __future__ import annotations
 
+import base64
 import functools
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Return what reads templates by their place in the package.
+    """Return the environment that loads templates by their path in the package.
 
-    A run folder may come from a stranger, so every text is escaped; a misspelt variable is an error.
+    Every text is escaped, because run folders are untrusted; an undefined variable is an error.
     """
     import jinja2
 
@@ -29,7 +30,12 @@ def environment() -> jinja2.Environment:
 
 
 def own_file(name: str) -> Markup:
-    """Return a style or a script that pages hold, as it is."""
+    """Return a style sheet or script of this package, to be inserted unescaped."""
     from markupsafe import Markup
 
     return Markup(resources.files("boovae.report").joinpath(name).read_text(encoding="utf-8"))
+
+
+def image_source(png: bytes) -> str:
+    """Return a PNG as the address of an image inside the page."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

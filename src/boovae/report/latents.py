@@ -1,4 +1,4 @@
-"""The map of a run's latent space: test images by task, and the prior's components, as plotly draws them."""
+"""The map of a run's latent space for plotly: test images by task, and the prior's components."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from boovae.metrics.typed import Floats
-from boovae.report.charts import AXIS, Chart, Numbers, colour, listed
+from boovae.metrics.schema import Floats
+from boovae.report.charts import AXIS, Chart, Numbers, colour, to_plotly
 from boovae.report.numbers import deviation, mean, number
-from boovae.report.record import LatentMap, Place, RunRecord
+from boovae.report.run_record import LatentMap, Place, RunRecord
 from boovae.report.series import COLOURS
 
-#: Marks of tasks on a map, another one once the colours are used up: plotly's name and how a legend writes it.
+#: Markers of tasks on a map, the next one after every round of colours: plotly's name and the legend's character.
 SYMBOLS = {"circle": "●", "triangle-up": "▲", "square": "■", "cross": "✚"}
-#: What a component of the prior looks like on a map.
+#: Marker of the prior's components.
 COMPONENT = "diamond"
 
 
 def latent_map(run: RunRecord) -> Chart | None:
-    """Draw test images and the prior's components in the plane where the images spread most."""
+    """Draw test images and the prior's components in the plane in which the images are spread most."""
     if run.latents is None:
         return None
     owners = {place.task for place in run.latents.components if place.task is not None}
@@ -33,16 +33,16 @@ def latent_map(run: RunRecord) -> Chart | None:
 
 @dataclass(frozen=True)
 class TaskLabel:
-    """A task in the legend of charts that show tasks; `colour` as there."""
+    """A task in the legend of charts with one colour per task."""
 
     label: str
     colour: int
-    again: bool  # the colours are used up
+    again: bool  # the colours are used a second time
     mark: str  # on a map
 
 
 def task_legend(run: RunRecord) -> list[TaskLabel]:
-    """Return the tasks of a run in the colours in which charts show them."""
+    """Return the tasks of a run with their colours in charts."""
     shown = set(run.gains) | ({codes.task for codes in run.latents.codes} if run.latents else set())
     marks = list(SYMBOLS.values())
     return [
@@ -52,7 +52,7 @@ def task_legend(run: RunRecord) -> list[TaskLabel]:
 
 
 def _map(latents: LatentMap, names: dict[int, str], title: str) -> Chart | None:
-    """Draw test images as points, coloured by task, and the prior's components as diamonds as large as their mass."""
+    """Draw test images as points, coloured by task, and the prior's components as diamonds sized by mass."""
     if not latents.codes:
         return None
     places = [p for p in latents.components if np.isfinite([*p.at, *p.deviation]).all() and (p.mass or 0) > 0]
@@ -75,7 +75,7 @@ def _direction(name: str, share: float) -> dict[str, Any]:
 
 
 def _map_table(latents: LatentMap, names: dict[int, str]) -> Numbers:
-    """Return where the codes of every task lie and how wide, and how many components it has."""
+    """Return centre and spread of the codes of every task, and its number of components."""
     rows = []
     for codes in latents.codes:
         places = [*mean(codes.points, axis=0).tolist(), *deviation(codes.points, axis=0).tolist()]
@@ -86,7 +86,7 @@ def _map_table(latents: LatentMap, names: dict[int, str]) -> Numbers:
 
 
 def _round_of(task: int) -> int:
-    """Return how often the colours were used up before a task: which of `SYMBOLS` it has."""
+    """Return the index of a task's marker in `SYMBOLS`: how often the colours were used up before it."""
     return task // COLOURS % len(SYMBOLS)
 
 
@@ -96,15 +96,15 @@ def _points(points: Floats, name: str, task: int) -> dict[str, Any]:
         "type": "scatter",
         "mode": "markers",
         "name": escape(name),
-        "x": listed(points[:, 0]),
-        "y": listed(points[:, 1]),
+        "x": to_plotly(points[:, 0]),
+        "y": to_plotly(points[:, 1]),
         "marker": {"color": colour(task), "symbol": symbol, "size": 5, "opacity": 0.6},
         "hovertemplate": "task “%{fullData.name}”<extra></extra>",
     }
 
 
 def _components(places: Sequence[Place], names: dict[int, str]) -> list[dict[str, Any]]:
-    """Return one trace of all components, each in the colour of its task."""
+    """Return a single trace of all components, each in the colour of its task."""
     if not places:
         return []
     masses = [place.mass or 0.0 for place in places]
@@ -115,8 +115,8 @@ def _components(places: Sequence[Place], names: dict[int, str]) -> list[dict[str
             "type": "scatter",
             "mode": "markers",
             "name": "components",
-            "x": listed(np.array([place.at[0] for place in places])),
-            "y": listed(np.array([place.at[1] for place in places])),
+            "x": to_plotly(np.array([place.at[0] for place in places])),
+            "y": to_plotly(np.array([place.at[1] for place in places])),
             "text": [escape(owner) for owner in owners],
             "customdata": [round(100 * mass, 2) for mass in masses],
             "marker": {

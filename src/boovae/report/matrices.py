@@ -1,4 +1,4 @@
-"""Tables: task x time matrices whose cells carry a number and a shade, and all numbers of a run as CSV."""
+"""Tables: matrices of tasks over time with shaded cells, the ledger of costs, and all numbers of a run as CSV."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import numpy as np
 
 from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.metric import numbers
-from boovae.metrics.typed import Floats
 from boovae.report.findings import known
 from boovae.report.numbers import change, deviation, duration, mean, number, size
 from boovae.report.outputs import write_rows
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 
-#: Per cent of the heat colour: text on it stays readable.
+#: Strongest shade in per cent; text on it stays readable.
 STRONGEST = 78
-#: The head of a CSV of numbers.
+#: Columns of a CSV of numbers.
 COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
 
 
@@ -46,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One quantity over tasks and time, for every run, on one scale of colours."""
+    """One quantity by task and time, for every run, on a common colour scale."""
 
     title: str
     explanation: str
@@ -55,7 +54,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a cell is made of: mean and deviation over replicas, and the value to colour by."""
+    """The content of a cell: mean and deviation over replicas, and the value that decides its colour."""
 
     mean: float
     deviation: float
@@ -67,26 +66,14 @@ Entries = dict[tuple[int, int], _Entry]  # (row, column)
 
 def matrices(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Matrix]:
     """Return the four matrices of the page."""
-    nll = "A row is a task, a column the moment after so many tasks; stronger colour is a higher, worse NLL."
+    nll = "A row is a task, a column the number of tasks learned so far; stronger colour is a higher, worse NLL."
     own = "The same, scored only under the task's own part of the prior, so sharing the prior does not count."
     forgot = "Change under own components since the task was learned: warm is forgotten, cool has improved."
     share = "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
     found = [
-        _task_matrix(
-            runs, labels, "NLL per task", nll, lambda e: e.nll.per_task if e.nll else None, _sequential, number
-        ),
-        _task_matrix(
-            runs, labels, "NLL under own components", own, lambda e: e.nll.own if e.nll else None, _sequential, number
-        ),
-        _task_matrix(
-            runs,
-            labels,
-            "Forgetting, nats",
-            forgot,
-            lambda e: e.forgetting.own if e.forgetting else None,
-            _diverging,
-            change,
-        ),
+        _task_matrix(runs, labels, "NLL per task", nll, ("nll", "per_task"), _sequential, number),
+        _task_matrix(runs, labels, "NLL under own components", own, ("nll", "own"), _sequential, number),
+        _task_matrix(runs, labels, "Forgetting, nats", forgot, ("forgetting", "own"), _diverging, change),
         _class_matrix(runs, labels, "Classes of the samples", share),
     ]
     return [matrix for matrix in found if any(table.rows for table in matrix.tables)]
@@ -111,12 +98,12 @@ def _task_matrix(
     labels: Sequence[str],
     title: str,
     explanation: str,
-    values: Callable[[Evaluation], Floats | None],
+    field: tuple[str, str],
     tone: Tone,
     write: Callable[[float, int], str],
 ) -> Matrix:
-    """Lay `values` (seen x [R]) of every evaluation out as task x time."""
-    grids = [_entries(run, values) for run in runs]
+    """Lay out a field (seen x [R]) of a section of every evaluation as task x time."""
+    grids = [_entries(run, *field) for run in runs]
     tables = []
     for run, label, entries in zip(runs, labels, grids, strict=True):
         names = [run.task_name(task) for task in range(run.evaluations[-1].task + 1)] if run.evaluations else []
@@ -125,7 +112,7 @@ def _task_matrix(
 
 
 def _class_matrix(runs: Sequence[RunRecord], labels: Sequence[str], title: str, explanation: str) -> Matrix:
-    """Lay the class proportions out as class x time, coloured by the distance from the fair share."""
+    """Lay out the class proportions as class x time, coloured by the distance from the fair share."""
     tables = []
     for run, label in zip(runs, labels, strict=True):
         names = list(dict.fromkeys(name for e in run.evaluations for name in run.classes(e)))
@@ -142,12 +129,13 @@ def _class_matrix(runs: Sequence[RunRecord], labels: Sequence[str], title: str, 
     return Matrix(title, explanation, tables)
 
 
-def _entries(run: RunRecord, values: Callable[[Evaluation], Floats | None]) -> Entries:
+def _entries(run: RunRecord, section: str, name: str) -> Entries:
     entries: Entries = {}
     for column, evaluation in enumerate(run.evaluations):
-        matrix = values(evaluation)
-        if matrix is None:
+        found = getattr(evaluation, section)
+        if found is None:
             continue
+        matrix = getattr(found, name)
         for task, (middle, std) in enumerate(zip(mean(matrix), deviation(matrix), strict=True)):
             if np.isfinite(middle):
                 entries[task, column] = _Entry(float(middle), float(std), float(middle))
@@ -155,7 +143,7 @@ def _entries(run: RunRecord, values: Callable[[Evaluation], Floats | None]) -> E
 
 
 def _span(grids: Sequence[Entries]) -> tuple[float, float]:
-    """Return the lowest and highest value of all runs: one scale, so that colours compare."""
+    """Return the lowest and highest value of all runs, for a common colour scale."""
     colours = [entry.colour for entries in grids for entry in entries.values()]
     return (min(colours), max(colours)) if colours else (0.0, 0.0)
 
@@ -184,7 +172,7 @@ def _table(
 
 
 def ledger(run: RunRecord, label: str) -> Table:
-    """Return what every task cost: memory by kind, stored images, parameters, seconds, steps."""
+    """Return the costs of every task: memory by kind, stored images, parameters, seconds, steps."""
     kinds = list(dict.fromkeys(kind for e in run.evaluations for kind in e.ledger.memory))
     several = kinds if len(kinds) > 1 else []
     columns = ["memory", *several, "images kept", "parameters", "training", "evaluation", "steps"]
@@ -208,7 +196,7 @@ def ledger(run: RunRecord, label: str) -> Table:
 
 
 def write_csv(run: RunRecord, out: Path) -> Path:
-    """Write every seed, task and metric of a run to `out`; lines that start with # say how they were made."""
+    """Write every seed, task and metric of a run to `out`, after lines that start with # and record how it was made."""
     seconds = ", ".join(f"{what} {run.seconds(what):.1f}" for what in ("train", "evaluate"))
     head = {**run.environment, "seeds": " ".join(map(str, run.seeds)), "seconds": seconds}
     return write_rows(out, COLUMNS, (row for each in run.evaluations for row in rows(each, run.seeds)), head)

@@ -1,19 +1,18 @@
-"""Averages over replicas, and numbers as a person writes them."""
+"""Averages over replicas, and formatting of numbers."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from boovae.metrics.schema import Floats
 
 MISSING = "–"
 
 
 def mean(values: Floats, axis: int = -1) -> Floats:
-    """Average over the finite entries; NaN where there is none (numpy would warn)."""
+    """Average over the finite entries; NaN if there are none (numpy would warn)."""
     finite = np.isfinite(values)
     count = finite.sum(axis=axis)
     total: Floats = np.where(finite, values, 0.0).sum(axis=axis) / np.maximum(count, 1)
@@ -45,7 +44,7 @@ def number(value: float, decimals: int | None = None) -> str:
 
 
 def change(value: float, decimals: int | None = None) -> str:
-    """Write a number with its sign, as a change is written.
+    """Write a change, with its sign.
 
     >>> change(2.0), change(-2.0), change(0.001)
     ('+2.00', '−2.00', '0.00')
@@ -55,7 +54,7 @@ def change(value: float, decimals: int | None = None) -> str:
 
 
 def _visible(text: str) -> bool:
-    """Whether anything but zeros is left after rounding: a zero has no sign."""
+    """Whether any digit other than zero is left after rounding; zero gets no sign."""
     return any(digit in text for digit in "123456789")
 
 

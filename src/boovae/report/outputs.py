@@ -1,4 +1,4 @@
-"""Tables as CSV and figures as PNG, for whoever writes them to a folder."""
+"""Writing of tables as CSV and figures as PNG into a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESOLUTION = 100
 
 
 def prepared(folder: Path, argument: str = "out") -> Path:
-    """Return the folder, made if it was not there; refuse one that cannot be written before any work is done."""
+    """Create the folder if necessary and return it; refuse one that is not writable before any work is done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -36,7 +36,7 @@ def prepared(folder: Path, argument: str = "out") -> Path:
 def write_rows(
     path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], head: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write rows as CSV; the lines of `head`, which start with #, say how they were made."""
+    """Write rows as CSV, after lines of `head` that start with # and record how they were made."""
     text = io.StringIO()
     text.writelines(f"# {name}: {value}\n" for name, value in (head or {}).items())
     writer = csv.writer(text, lineterminator="\n")
@@ -47,12 +47,12 @@ def write_rows(
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> Path:
-    """Write rows that all have the same columns as CSV, numbers with six digits."""
+    """Write rows with the same columns as CSV, numbers with six digits."""
     return write_rows(path, list(rows[0]), ([_plain(value) for value in row.values()] for row in rows), head)
 
 
 def _plain(value: Any) -> Any:
-    """Return a number as a table shows it: six digits, nothing where it is not finite."""
+    """Round a float to six digits; leave the cell empty if it is not finite."""
     if not isinstance(value, float):
         return value
     return f"{value:.6g}" if math.isfinite(value) else ""

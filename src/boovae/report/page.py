@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Sequence
@@ -12,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.metrics.typed import Floats
+from boovae.metrics.schema import Floats
 from boovae.report.charts import curves, digest, gains, is_joint, plotly_script, training
 from boovae.report.components import rows
 from boovae.report.findings import NOTHING, Headline, Published, headlines
-from boovae.report.frame import environment, own_file
+from boovae.report.frame import environment, image_source, own_file
 from boovae.report.latents import latent_map, task_legend
 from boovae.report.matrices import ledger, matrices
 from boovae.report.numbers import MISSING, change, mean, plus_minus
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 from boovae.report.series import COLOURS
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ def write_report(
 ) -> Path:
     """Write the page about these runs and return its path.
 
-    `warnings` are what to know before reading the numbers of each run, `published` the numbers to put beside them. The
-    page makes no request to anywhere; without JavaScript its tables stand in for the charts. The same runs and the same
+    `warnings` holds for each run what to know before reading its numbers, `published` the numbers to show beside them.
+    The page makes no requests; without JavaScript its tables replace the charts. The same runs and the same version of
     plotly give the same bytes.
     """
     if not runs:
@@ -64,13 +63,13 @@ def write_report(
         parts=_parts(context),
         **context,
     )
-    # A name may hold half a character (JSON allows it), which UTF-8 cannot write.
+    # JSON allows names with a lone surrogate, which UTF-8 cannot encode.
     write_file(out, text.encode("utf-8", errors="replace"))
     return out
 
 
 def _parts(context: dict[str, Any]) -> list[str]:
-    """Return which parts the page has."""
+    """Return the parts of the page that have content."""
     any_run = {key: any(run[key] for run in context["runs"]) for key in context["runs"][0]}
     there = {
         "notice": context["notices"],
@@ -126,7 +125,7 @@ def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]], publi
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    """Name each run by its folder; where names repeat, by the folder above too, else by number."""
+    """Name each run by its folder; if names repeat, add the folder above, or else a number."""
     for names in (
         [run.name for run in runs],
         ["/".join(run.path.split("/")[-2:]) for run in runs],
@@ -142,14 +141,14 @@ def _about(run: RunRecord) -> str:
     return f"{run.method} on {run.dataset}, {tasks}, {replicas}"
 
 
-#: A command or a flag with its value, as the remedies name them.
+#: A command, or a flag with its value, in the text of a remedy.
 COMMAND = re.compile(
     r"boovae (?:tune \w+|eval|inspect)(?: RUN --[a-z]+ [\d.]+\d)?|--[a-z][a-z-]+(?: (?:[\d.]*\d|\w+\+\w+|nll)\b)?"
 )
 
 
 def _with_code(text: str) -> Markup:
-    """Return a text whose commands and flags are marked, so that they stay in one piece."""
+    """Mark commands and flags in a text as code, which is not wrapped."""
     from markupsafe import Markup, escape
 
     return Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
@@ -158,7 +157,7 @@ def _with_code(text: str) -> Markup:
 def _notices(
     runs: Sequence[RunRecord], labels: Sequence[str], warnings: Sequence[Sequence[str]]
 ) -> list[tuple[str, Markup]]:
-    """Return what to know before reading the numbers: whose it is, and the text; what several runs share comes once."""
+    """Return notices as pairs of labels and text; a notice that several runs share comes once."""
     found: dict[str, list[str]] = {text: [] for text in _remarks(runs)}
     for run, label, said in zip(runs, labels, warnings, strict=True):
         for text in (_state(run), *said, *run.notes):
@@ -168,7 +167,7 @@ def _notices(
 
 
 def _state(run: RunRecord) -> str:
-    """Say in a sentence how far an unfinished run is; empty for a finished one."""
+    """Describe the progress of an unfinished run in a sentence; empty for a finished one."""
     if run.finished:
         return ""
     if run.head.estimator is not None:
@@ -182,7 +181,7 @@ def _state(run: RunRecord) -> str:
 
 
 def _remarks(runs: Sequence[RunRecord]) -> list[str]:
-    """Say what makes a comparison unfair."""
+    """Name the reasons why a comparison is unfair."""
     remarks = []
     if len({run.dataset for run in runs}) > 1:
         remarks.append("The runs use different datasets: their NLLs cannot be compared.")
@@ -195,7 +194,7 @@ def _remarks(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _headline_table(runs: Sequence[RunRecord], published: Published) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return label and (value, detail) per run, for runs side by side."""
+    """Return each label with a (value, detail) per run."""
     bound = next((run for run in runs if is_joint(run)), None)
     columns = []
     for run in runs:
@@ -208,8 +207,8 @@ def _headline_table(runs: Sequence[RunRecord], published: Published) -> list[tup
 
 
 def _above(run: RunRecord, bound: RunRecord) -> Headline:
-    """Return how far a run's NLL is from that of training on everything, after the last number of tasks both have."""
-    label, detail = "NLL above the joint bound", "no number of tasks that both have"
+    """Return the gap to the NLL of joint training after the largest number of tasks that both runs have."""
+    label, detail = "NLL above the joint bound", "the runs have no number of tasks in common"
     if run is bound:
         return Headline(label, MISSING, "this is the bound")
     ours, theirs = _pooled(run), _pooled(bound) if run.dataset == bound.dataset else {}
@@ -229,14 +228,15 @@ def _pooled(run: RunRecord) -> dict[int, Floats]:
 def _film(run: RunRecord) -> list[Picture]:
     frames = []
     for task, content in run.samples.items():
-        source = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
         name = run.task_name(task)
-        frames.append(Picture(source, f"{task + 1} . {name}", f"Grid of samples after task {task + 1}, {name}"))
+        frames.append(
+            Picture(image_source(content), f"{task + 1} . {name}", f"Grid of samples after task {task + 1}, {name}")
+        )
     return frames
 
 
 def _side_by_side(columns: Sequence[dict[str, str]]) -> list[tuple[str, list[str], bool]]:
-    """Return (key, values, whether they differ); differing settings first."""
+    """Return (key, values, whether they differ), differing settings first."""
     keys = dict.fromkeys(key for column in columns for key in column)
     rows = [(key, [column.get(key, MISSING) for column in columns]) for key in keys]
     marked = [(key, values, len(set(values)) > 1) for key, values in rows]

@@ -13,19 +13,19 @@ import numpy.typing as npt
 
 from boovae.errors import InputError
 from boovae.files import write_file
+from boovae.metrics.schema import Floats
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 
-SEPARATOR = 112  # a grey that shows beside black digits and beside white clothes
-TILE = 40  # pixels an image of a gallery has at least
+SEPARATOR = 112  # a grey visible beside black digits and white clothes
+TILE = 40  # least pixels per side of an image in a gallery
 GAP = 8  # pixels between the rows of a gallery
-LABEL_SIZE, LABEL_LENGTH = 14, 24  # of the names in a gallery: pixels, letters
-STRIP_WIDTH = 256  # pixels a heat-strip has at least, so that two features are still visible
-# Five stops of a perceptually even ramp (dark blue to yellow), readable without seeing red from green.
+LABEL_SIZE, LABEL_LENGTH = 14, 24  # of names in a gallery: pixels, characters
+STRIP_WIDTH = 256  # least width of a strip in pixels, so that two features are still visible
+# Five stops of a perceptually uniform ramp (dark blue to yellow), suitable for colour-blind readers.
 RAMP = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], dtype=np.float64)
 
 
@@ -39,8 +39,8 @@ def grid(
     """Lay `images` (n, D) out as one picture with thin separators.
 
     `shape` is `(h, w)` or `(1, h, w)` for grey, `(3, h, w)` for colour, `(f,)` for features that are not
-    images: those become one strip of colours per row. Values are clipped to `pixel_range`; a value that is
-    not a number is drawn in the grey of the separators.
+    images: those become one strip of colours per row. Values are clipped to `pixel_range`; NaN is drawn
+    in the grey of the separators.
 
     >>> grid(np.zeros((6, 16)), shape=(4, 4), columns=3, scale=1).size
     (16, 11)
@@ -54,7 +54,7 @@ def grid(
 
 
 def singles(images: npt.ArrayLike, shape: Sequence[int], pixel_range: tuple[float, float] = (0.0, 1.0)) -> list[Image]:
-    """Return each of `images` (n, D) as a picture of its own, pixel by pixel; `shape` and the rest as in `grid`."""
+    """Return each of `images` (n, D) as a separate picture of the same size; arguments as in `grid`."""
     from PIL import Image as Picture
 
     tiles = _tiles(_checked(images, shape, None, 1, pixel_range), shape, 1, pixel_range)
@@ -62,14 +62,14 @@ def singles(images: npt.ArrayLike, shape: Sequence[int], pixel_range: tuple[floa
 
 
 def save_grid(path: Path, images: npt.ArrayLike, shape: Sequence[int], **options: Any) -> None:
-    """Write `grid(images, shape, **options)` to `path` as PNG; interrupted, it leaves the old file whole."""
+    """Write `grid(images, shape, **options)` to `path` as PNG; an interruption leaves the old file intact."""
     write_file(Path(path), png(grid(images, shape, **options)))
 
 
 def gallery(
     rows: Sequence[tuple[str, npt.ArrayLike]], shape: Sequence[int], pixel_range: tuple[float, float] = (0.0, 1.0)
 ) -> Image:
-    """Lay named rows out below each other, the names at the left; a row is a pair of images n times, (2, n, D).
+    """Lay out named rows below each other, names at the left; a row is n pairs of images, (2, n, D).
 
     The first image of a pair stands above the second; features that are not images stand side by side instead.
     """
@@ -113,7 +113,7 @@ def _pairs(images: Floats, shape: Sequence[int], pixel_range: tuple[float, float
 
 
 def tile_scale(shape: Sequence[int]) -> int:
-    """Return how much an image must be enlarged to be seen without a lens.
+    """Return the factor that enlarges an image to a readable size.
 
     >>> tile_scale((8, 8)), tile_scale((3, 64, 64))
     (5, 1)
@@ -169,7 +169,7 @@ def _strips(unit: Floats, scale: int) -> Bytes:
 
 
 def _to_bytes(values: Floats) -> Bytes:
-    """Round to bytes; what is not a number becomes the separators' grey."""
+    """Round to bytes; NaN becomes the separators' grey."""
     return np.where(np.isnan(values), SEPARATOR, np.rint(values)).astype(np.uint8)
 
 

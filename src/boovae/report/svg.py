@@ -1,4 +1,4 @@
-"""Line charts as SVG by matplotlib: for files, and for pages without scripts."""
+"""Line charts as SVG, drawn by matplotlib, for files and pages without scripts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from boovae.report.series import COLOURS, Series, settled_range
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-WIDE = 3  # from this ratio of the largest to the smallest number on an axis is logarithmic, where that is wanted
-# Stand-ins that matplotlib draws with; in the SVG the page's own colours take their place.
+WIDE = 3  # ratio of the largest to the smallest number above which a `wide` axis is logarithmic
+# Placeholder colours for matplotlib, replaced by the page's colours in the SVG.
 INK, RULE = "#010203", "#010204"
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it scales, can be read aloud, and takes the page's font
+    "svg.fonttype": "none",  # keeps text as text: it scales, can be read aloud and uses the page's font
     "font.size": 9,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -49,42 +49,35 @@ def chart(
     wide: bool = False,
     beside: Sequence[Series] = (),
 ) -> Markup:
-    """Draw the series that have any number; an empty text where none has."""
+    """Draw the series that have any numbers as an SVG element; empty if none has.
+
+    With `clip` the steep first epochs of every task may leave the frame, so that the rest is visible. With `wide` the
+    axis is logarithmic if the largest number is more than WIDE times the smallest, so that one bad series does not
+    squash the others. Charts with the same labels on one page need different `salt`. The axes also cover the series
+    `beside`, which are not drawn, so that neighbouring charts can have the same axes.
+    """
     from markupsafe import Markup
 
-    full, others = ([line for line in lines if line.drawn] for lines in (series, beside))
-    if not full:
+    drawn, others = ([line for line in lines if line.drawn] for lines in (series, beside))
+    if not drawn:
         return Markup("")
-    ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in (line.ends for line in full))
-    describe = f"{label} over {x_label}: {ends}"
-    return Markup(line_chart(full, describe, x_label, label, clip, salt, wide, others))  # text in it is ours alone
+    ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in (line.ends for line in drawn))
+    svg = _svg(drawn, label, x_label, clip, salt, wide, others)
+    return Markup(_inline(svg, f"{label} over {x_label}: {ends}"))  # every text in it is escaped
 
 
-def line_chart(
-    series: Sequence[Series],
-    describe: str,
-    x_label: str,
-    y_label: str,
-    clip: bool = False,
-    salt: str = "",
-    wide: bool = False,
-    beside: Sequence[Series] = (),
+def _svg(
+    series: Sequence[Series], label: str, x_label: str, clip: bool, salt: str, wide: bool, beside: Sequence[Series]
 ) -> str:
-    """Return an SVG element; `describe` is its text alternative.
-
-    With `clip` the steep first epochs of every task may leave the frame, so that the rest can be seen; with `wide` the
-    axis is logarithmic where the largest number is more than WIDE times the smallest, so that one bad series does not
-    press the others together. Charts with the same labels on one page need different `salt`. The axes have room for
-    the series `beside`, too, which are not drawn: charts that stand side by side can have the same axes.
-    """
+    """Return matplotlib's SVG file of a chart."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-    # Ids are hashes: salted by the chart's own text they are the same every time, yet never twice on a page.
-    with rc_context(STYLE | {"svg.hashsalt": y_label + salt}):
+    # Ids are hashes: salted with the chart's text they are reproducible and unique on a page.
+    with rc_context(STYLE | {"svg.hashsalt": label + salt}):
         figure = Figure(figsize=(5.0, 2.9))
-        # Fixed margins: charts in a row line up, and an automatic layout would draw everything twice.
+        # Fixed margins align charts in a row; an automatic layout would draw everything twice.
         axes = figure.add_axes((0.11, 0.17, 0.87, 0.73))
         for line in series:
             colour = f"#0a0b{line.colour % COLOURS:02x}"
@@ -106,7 +99,7 @@ def line_chart(
         if clip and (span := settled_range(series)):
             axes.set_ylim(*span)
         axes.set_xlabel(x_label)
-        axes.set_title(y_label, loc="left", fontsize=9)  # above, not sideways: read without turning the head
+        axes.set_title(label, loc="left", fontsize=9)  # horizontal, easier to read
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         if wide and _is_wide([*series, *beside]):
@@ -116,7 +109,7 @@ def line_chart(
             axes.yaxis.set_minor_locator(NullLocator())
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(buffer.getvalue(), describe)
+    return buffer.getvalue()
 
 
 def _is_wide(series: Sequence[Series]) -> bool:
@@ -125,7 +118,7 @@ def _is_wide(series: Sequence[Series]) -> bool:
 
 
 def _inline(svg: str, describe: str) -> str:
-    """Cut matplotlib's file down to an element for a page: no prologue, no metadata, no id twice."""
+    """Reduce matplotlib's file to an element for a page, without prologue, metadata and ids of groups."""
     box = re.search(r'viewBox="([^"]+)"', svg)
     body = svg[svg.index(">", svg.index("<svg")) + 1 :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

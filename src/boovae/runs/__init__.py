@@ -1,1 +1,1 @@
-"""A run: train, extend, inspect, tune, export; and the one class that owns its folder."""
+"""Runs: train, extend, evaluate, inspect, tune and export them, and the folder that holds one."""

@@ -1,4 +1,4 @@
-"""The images of a run: its dataset, and those of the tasks it has learned, which may be gone by now."""
+"""Images of a run: its dataset, and the tasks it has learned, whose images may no longer be available."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Event = dict[str, Any]
 def load_data(
     settings: Settings, data_dir: Path | None = None, source: str | None = None, *, download: bool = True
 ) -> Stream:
-    """Return the dataset of a run as the settings describe it; of another `source`, all classes as one task."""
+    """Load the dataset of a run as its settings say; all classes of another `source` become one task."""
     name = settings.data.dataset if source is None else source
     if not download and name in DATASETS and not DATASETS[name].is_present(data_dir):
         raise InputError(f"{name} is not on this disk")
@@ -38,37 +38,42 @@ def load_data(
 
 @dataclass
 class Past:
-    """The tasks that a run has begun, in parts: names, and the images or why they are not at hand."""
+    """The tasks a run has begun, in parts: their names, and their images or the reason why these are missing."""
 
     own: Stream | str  # the whole of the run's own dataset
-    own_tasks: int  # how many of its tasks have been begun
+    own_tasks: int = 0  # how many of its tasks have begun
     parts: list[tuple[Sequence[str], Stream | str]] = field(default_factory=list)
 
     def add(self, names: Sequence[str], found: Stream | str) -> None:
-        """Put tasks behind those that are there."""
+        """Append tasks."""
         self.parts.append((names, found))
+
+    def add_own(self, names: Sequence[str]) -> None:
+        """Append the next tasks of the run's own dataset."""
+        first, self.own_tasks = self.own_tasks, self.own_tasks + len(names)
+        self.add(names, self.own if isinstance(self.own, str) else self.own[first : self.own_tasks])
 
     @property
     def missing(self) -> dict[str, str]:
-        """Why images are not at hand, by the name of the task."""
+        """Why images are missing, by task name."""
         return {name: found for names, found in self.parts if isinstance(found, str) for name in names}
 
     @property
     def stream(self) -> Stream | None:
-        """All tasks together; None if one is missing."""
+        """All tasks as one stream; None if the images of any are missing."""
         found = [part for _, part in self.parts if isinstance(part, Stream)]
         return functools.reduce(Stream.followed_by, found) if len(found) == len(self.parts) else None
 
     @property
     def tasks(self) -> list[Task | None]:
-        """All tasks; None where the images are not at hand."""
+        """All tasks; None where images are missing."""
         whole = self.stream
         if whole is not None:
             return list(whole)
         return [task for names, part in self.parts for task in ([None] * len(names) if isinstance(part, str) else part)]
 
     def explain(self) -> str:
-        """Say what is missing and what that costs."""
+        """Describe which images are missing and what cannot be measured without them."""
         names, reasons = ", ".join(self.missing), "; ".join(dict.fromkeys(self.missing.values()))
         return (
             f"no images of {names} ({reasons}): their NLL and the pooled NLL are null, diversity and Fréchet distance "
@@ -86,29 +91,24 @@ def learned_images(
 ) -> Past:
     """Return the images of a run's tasks: `head` is its `run` event, `extensions` are its `extend` events.
 
-    Only what is the same as when the run was trained counts as being at hand.
+    Images that have changed since the run was trained count as missing.
     """
-    past = Past(_found(settings, head, data_dir, None, download), own_tasks=0)
-    past.add(head["tasks"], _own(past, len(head["tasks"])))
+    past = Past(_found(settings, head, data_dir, None, download))
+    past.add_own(head["tasks"])
     for event in extensions:
-        source = event["source"]
-        own = source is None
-        past.add([event["name"]], _own(past, 1) if own else _found(settings, event, data_dir, source, download))
+        if event["source"] is None:
+            past.add_own([event["name"]])
+        else:
+            past.add([event["name"]], _found(settings, event, data_dir, event["source"], download))
     return past
 
 
-def _own(past: Past, count: int) -> Stream | str:
-    """Return the next tasks of the run's own dataset."""
-    first, past.own_tasks = past.own_tasks, past.own_tasks + count
-    return past.own if isinstance(past.own, str) else past.own[first : past.own_tasks]
-
-
 def _found(settings: Settings, event: Event, data_dir: Path | None, source: str | None, download: bool) -> Stream | str:
-    """Return the images that an event speaks of, or why they are not at hand."""
+    """Return the images that an event refers to, or why they are missing."""
     if settings.data.dataset == "arrays" and source is None:
-        return "a model of arrays keeps none; in Python `BooVAE.load(...).score(images)` measures others"
+        return "a model of arrays does not keep its images; measure others in Python: `BooVAE.load(...).score(images)`"
     try:
         stream = load_data(settings, data_dir, source, download=download)
     except InputError as error:
         return str(error)
-    return stream if stream.digest == event["split"]["digest"] else f"{stream.name} holds other images now"
+    return stream if stream.digest == event["split"]["digest"] else f"the images of {stream.name} have changed"

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, device, the commit of the source, the command."""
+"""Record of what made a run: versions, device, source commit, command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import boovae
 
 
 def source_commit() -> str:
-    """Return the commit of the source: what BOOVAE_COMMIT says, for copied files, or what its checkout says."""
+    """Return the commit of the source: BOOVAE_COMMIT if set (for copied files), otherwise that of the checkout."""
     root = Path(__file__).parents[3]
     found = os.environ.get("BOOVAE_COMMIT", "")
     if not found and (root / ".git").exists() and shutil.which("git"):
@@ -26,7 +26,7 @@ def source_commit() -> str:
 
 
 def environment(device: torch.device, compiled: bool, command: str) -> dict[str, Any]:
-    """Return what a run was made with, for `environment.json`."""
+    """Return the content of `environment.json`."""
     return {
         "boovae": boovae.__version__,
         "python": platform.python_version(),

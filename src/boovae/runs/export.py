@@ -1,6 +1,6 @@
-"""A trained model for elsewhere: encoder, decoder and the sampler of the prior, without this package.
+"""Export a trained model as files that need no boovae: encoder, decoder and a sampler of the prior.
 
-Three networks of one replica, in the units of the data, all with a free number of rows:
+Three networks of one replica, in the units of the data, all with a dynamic batch size:
 
     encoder: images (n, D) -> mean (n, L), log_variance (n, L) of q(z | x)
     decoder: latents (n, L) -> mean images (n, D)
@@ -28,34 +28,37 @@ import boovae
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.model.distributions import DiagonalMixture, StandardNormal
+from boovae.model.likelihoods import Likelihood
 from boovae.model.priors.boosted import EMPTY
-from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
 Format = Literal["safetensors", "torch-export", "onnx"]
+#: What each network takes, with the axes, and what it gives.
+INTERFACE: dict[str, tuple[dict[str, list[str]], list[str]]] = {
+    "encoder": ({"images": ["n", "pixels"]}, ["mean", "log_variance"]),
+    "decoder": ({"latents": ["n", "latent_dim"]}, ["images"]),
+    "sampler": ({"uniform": ["n"], "normal": ["n", "latent_dim"]}, ["images"]),
+}
 
 
 class Scaled(nn.Module):
-    """What the three networks share: the model of one replica, and the units of the data."""
+    """Base of encoder and decoder: a network, its likelihood, and the scaling between data and model."""
 
     centre: Tensor  # (D,) or ()
     scale: Tensor
 
-    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
+    def __init__(self, net: nn.Module, likelihood: Likelihood, centre: Tensor, scale: Tensor) -> None:
         super().__init__()
-        self.likelihood = model.likelihood
+        self.likelihood = likelihood
         self.register_buffer("centre", centre)
         self.register_buffer("scale", scale)
+        self.net = net
 
 
 class Encoder(Scaled):
-    """Images to the parameters of their posterior."""
-
-    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
-        super().__init__(model, centre, scale)
-        self.net = model.encoder
+    """Maps images to the parameters of their posterior."""
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance, each (n, L), of images (n, D)."""
@@ -64,11 +67,7 @@ class Encoder(Scaled):
 
 
 class Decoder(Scaled):
-    """Latents to mean images."""
-
-    def __init__(self, model: VAE, centre: Tensor, scale: Tensor) -> None:
-        super().__init__(model, centre, scale)
-        self.net = model.decoder
+    """Maps latents to mean images."""
 
     def forward(self, latents: Tensor) -> Tensor:
         """Return images (n, D) of latents (n, L)."""
@@ -76,7 +75,7 @@ class Decoder(Scaled):
 
 
 class Sampler(nn.Module):
-    """Random numbers to images: a latent from the prior, then the decoder."""
+    """Maps random numbers to images: a latent from the prior, then the decoder."""
 
     log_weights: Tensor  # (C,), of a mixture
     mean: Tensor  # (C, L)
@@ -99,7 +98,7 @@ class Sampler(nn.Module):
 
 
 def _components(prior: DiagonalMixture | StandardNormal) -> dict[str, Tensor]:
-    """Return the mixture's tensors without its empty places; nothing for the standard normal."""
+    """Return the mixture's tensors without empty slots; nothing for the standard normal."""
     if isinstance(prior, StandardNormal):
         return {}
     kept = prior.log_weights > EMPTY / 2
@@ -113,7 +112,7 @@ def networks(trainer: Trainer, replica: int, task: int | None, head: Event) -> d
     if not trainer.tasks_done:
         raise InputError("no task is finished yet, so there is nothing to export: continue the run with `boovae train`")
     if method.knows_task and task is None:
-        raise InputError(f"method '{method.name}' has a network per task: say which ({{task}})")
+        raise InputError(f"method '{method.name}' has a network per task: choose one with {{task}}")
     view = trainer.replicas if task is None else method.view(trainer.replicas, task)
     model = copy.deepcopy(view.model)
     model.load_state_dict(replica_of(view.tensors(), replica))
@@ -122,15 +121,16 @@ def networks(trainer: Trainer, replica: int, task: int | None, head: Event) -> d
     centre, scale = torch.tensor(estimator.get("centre") or 0.0), torch.tensor(estimator.get("scale") or 1.0)
     prior = model.prior(model.posterior, task)
     if not isinstance(prior, (DiagonalMixture, StandardNormal)):
-        raise InputError(f"the prior of method '{method.name}' has no form that can be exported")
-    decoder = Decoder(model, centre, scale)
-    return {"encoder": Encoder(model, centre, scale), "decoder": decoder, "sampler": Sampler(decoder, prior)}
+        raise InputError(f"the prior of method '{method.name}' cannot be exported")
+    encoder = Encoder(model.encoder, model.likelihood, centre, scale)
+    decoder = Decoder(model.decoder, model.likelihood, centre, scale)
+    return {"encoder": encoder, "decoder": decoder, "sampler": Sampler(decoder, prior)}
 
 
 def export(
     trainer: Trainer, head: Event, folder: Path, form: Format, *, replica: int = 0, task: int | None = None
 ) -> list[Path]:
-    """Write a model to `folder` and return the files; beside them `model.json` says what they take and give."""
+    """Write a model to `folder` and return the files; `model.json` beside them describes inputs and outputs."""
     nets = networks(trainer, replica, task, head)
     write = {"safetensors": _safetensors, "torch-export": _torch_export, "onnx": _onnx}[form]
     try:
@@ -158,9 +158,7 @@ def _card(trainer: Trainer, form: str, replica: int, task: int | None, files: li
         "tasks": trainer.tasks_done,
         "task": task,
         "seed": trainer.replicas.seeds[replica],
-        "encoder": {"takes": {"images": ["n", "pixels"]}, "gives": ["mean", "log_variance"]},
-        "decoder": {"takes": {"latents": ["n", "latent_dim"]}, "gives": ["images"]},
-        "sampler": {"takes": {"uniform": ["n"], "normal": ["n", "latent_dim"]}, "gives": ["images"]},
+        **{name: {"takes": takes, "gives": gives} for name, (takes, gives) in INTERFACE.items()},
     }
 
 
@@ -199,18 +197,17 @@ def _onnx(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Pa
         import onnxscript  # noqa: F401 (torch's exporter needs it)
     except ImportError:
         raise InputError("{format} onnx needs packages that are not installed: pip install 'boovae[onnx]'") from None
-    outputs = {"encoder": ["mean", "log_variance"], "decoder": ["images"], "sampler": ["images"]}
-    inputs = {"encoder": ["images"], "decoder": ["latents"], "sampler": ["uniform", "normal"]}
 
     def write(name: str, net: nn.Module, arguments: tuple[Tensor, ...], path: Path) -> None:
         rows = torch.export.Dim("n", min=1)
+        takes, gives = INTERFACE[name]
         with _quiet():
             torch.onnx.export(
                 net,
                 arguments,
                 path,
-                input_names=inputs[name],
-                output_names=outputs[name],
+                input_names=list(takes),
+                output_names=gives,
                 dynamic_shapes=tuple({0: rows} for _ in arguments),
                 dynamo=True,
                 external_data=False,
@@ -228,17 +225,13 @@ def _programs(
     write: Callable[[str, nn.Module, tuple[Tensor, ...], Path], None],
 ) -> list[Path]:
     """Write one file per network, each under a temporary name first."""
-    rows, pixels, latent_dim = 3, math.prod(trainer.spec.shape), trainer.settings.model.latent_dim
-    arguments: dict[str, tuple[Tensor, ...]] = {
-        "encoder": (torch.zeros(rows, pixels),),
-        "decoder": (torch.zeros(rows, latent_dim),),
-        "sampler": (torch.zeros(rows), torch.zeros(rows, latent_dim)),
-    }
+    sizes = {"n": 3, "pixels": math.prod(trainer.spec.shape), "latent_dim": trainer.settings.model.latent_dim}
     paths = []
     for name, net in nets.items():
         path = folder / f"{name}{ending}"
         temporary = folder / f".{name}{ending}"
-        write(name, net, arguments[name], temporary)
+        takes, _ = INTERFACE[name]
+        write(name, net, tuple(torch.zeros([sizes[axis] for axis in axes]) for axes in takes.values()), temporary)
         temporary.replace(path)
         paths.append(path)
     return paths
@@ -246,7 +239,7 @@ def _programs(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's own remarks about its working off the screen."""
+    """Silence the exporter's log messages and warnings."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,7 +1,7 @@
-"""One more task for a finished run, learned from its checkpoint alone: the old data need not be there.
+"""Learn one more task with a finished run, from its checkpoint alone: the old data are not needed.
 
-After T tasks and one more the model is the same, bit for bit, as after T + 1 tasks in one go: a task depends on the
-memory of the run, its settings and the task's own images, and on nothing else (docs/extend.md).
+Extending a run of T tasks gives the same model, bit for bit, as training T + 1 tasks in one go: a task depends only on
+the memory of the run, its settings and its own images (docs/extend.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.metrics.cost import ledger
 from boovae.metrics.features import check_names
-from boovae.metrics.measure import SampleNetworks, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import Past, learned_images, load_data
@@ -26,7 +25,7 @@ from boovae.runs.environment import environment
 from boovae.runs.folder import RunFolder
 from boovae.runs.progress import Display
 from boovae.runs.run import Run
-from boovae.runs.trackers import check_trackers, tracked
+from boovae.runs.trackers import check_trackers
 from boovae.runs.train import advance, make_trainer, signals
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -51,7 +50,7 @@ def extend(
 ) -> Path:
     """Learn the images of `data` as one more task of the run in `folder`; without `data`, its dataset's next task.
 
-    An extension that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
+    A stopped extension continues where it stopped. `log` names trackers to send numbers to. Returns the folder.
     """
     check_trackers(log)
     check_names(features)
@@ -65,17 +64,13 @@ def extend(
         if not plan.begun:
             _begin(run, trainer, plan, command)
         plan.past.add([plan.event["name"]], plan.stream)
-        together = plan.past.stream
-        networks = SampleNetworks()
-        if together is not None:
-            networks = sample_networks(together, trainer, metrics, run.say, features, data_dir)
-        with tracked(run, log):
-            advance(run, trainer, plan.past.tasks, networks, metrics)
+        tasks, stream = plan.past.tasks, plan.past.stream
+        advance(run, trainer, tasks, stream, metrics=metrics, log=log, features=features, data_dir=data_dir)
         return folder
 
 
 def carried(trainer: Trainer) -> str:
-    """Say what one replica has of the past: the method's memory and the networks, in bytes."""
+    """Describe what one replica keeps from the past: the method's memory and the networks, in bytes."""
     cost = ledger(trainer)
     parts = ", ".join(f"{name} {size:,}" for name, size in cost.memory.items())
     networks = sum(tensor[0].nbytes for tensor in trainer.replicas.parameters.values())
@@ -89,25 +84,26 @@ def carried(trainer: Trainer) -> str:
 
 
 class _Plan(NamedTuple):
-    """What is to be done; making one changes nothing on the disk."""
+    """What to learn; making a plan changes nothing on disk."""
 
     past: Past
     stream: Stream  # the new task alone
     event: Event
-    begun: bool  # whether an earlier process has begun it
+    begun: bool  # whether an earlier process has started it
 
 
 def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None) -> _Plan:
-    """Find out what is to be done, or refuse it."""
+    """Work out what to learn, or refuse it."""
     log = run.read_saved()
     head, extensions = log[0], [event for event in log if event["event"] == "extend"]
     if "estimator" in head:
         raise InputError(
-            f"{run.folder} is a saved estimator, which goes on in Python: "
+            f"{run.folder} is a saved estimator; extend it in Python: "
             f"BooVAE.load({str(run.folder)!r}).partial_fit(images).save({str(run.folder)!r})"
         )
     begun = _begun(run, log, extensions)
-    _check_same(run.folder, begun, source, name)
+    if begun is not None and ((source is None) != (begun["source"] is None) or name not in (None, begun["name"])):
+        raise _unfinished(run.folder, begun)  # another path is fine: the same images may have moved
     past = learned_images(run.settings, head, extensions, data_dir, download=source is None)
     stream = _next_task(past, run.settings) if source is None else _one_task(run.settings, source, data_dir)
     if begun is not None and begun["split"]["digest"] != stream.digest:
@@ -120,7 +116,7 @@ def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None)
 
 
 def _made(files: RunFolder) -> dict[str, Any]:
-    """Return what the run was made with."""
+    """Return the content of `environment.json`."""
     made = files.read_environment()
     if not isinstance(made.get("extensions", {}), dict):
         raise InputError(
@@ -130,7 +126,7 @@ def _made(files: RunFolder) -> dict[str, Any]:
 
 
 def _begun(run: Run, log: Sequence[Event], extensions: list[Event]) -> Event | None:
-    """Return the extension that is not finished, taken off the list, or None; refuse a run that is not finished."""
+    """Remove the unfinished extension from the list and return it, or None; refuse an unfinished run."""
     planned, done = len(log[0]["tasks"]), sum(event["event"] == "evaluation" for event in log)
     if done < planned:
         command = _made(run.files).get("command", "boovae train")
@@ -140,19 +136,12 @@ def _begun(run: Run, log: Sequence[Event], extensions: list[Event]) -> Event | N
     return extensions.pop() if done < planned + len(extensions) else None
 
 
-def _check_same(folder: Path, begun: Event | None, source: str | None, name: str | None) -> None:
-    """Refuse another extension while one is unfinished; where the same images lie may have changed."""
-    if begun is None:
-        return
-    if (source is None) != (begun["source"] is None) or name not in (None, begun["name"]):
-        raise _unfinished(folder, begun)
-
-
 def _unfinished(folder: Path, begun: Event) -> InputError:
+    """Return the error that asks to finish an extension before a different one starts."""
     words = "" if begun["source"] is None else f" --data {begun['source']}"
     return InputError(
-        f"{folder} is in the middle of learning '{begun['name']}', which is another task than this: "
-        f"finish that first, with `boovae extend {folder}{words}` and the same images"
+        f"{folder} is still learning '{begun['name']}', a different task: "
+        f"finish that first with `boovae extend {folder}{words}` and the same images"
     )
 
 
@@ -176,7 +165,7 @@ def _one_task(settings: Settings, source: str, data_dir: Path | None) -> Stream:
 def _next_task(past: Past, settings: Settings) -> Stream:
     """Return the task of the run's own dataset that follows those already learned."""
     if isinstance(past.own, str):
-        raise InputError(f"the run's own data is not at hand ({past.own}): name the new images with {{data}}")
+        raise InputError(f"the run's own dataset is not available ({past.own}): name the new images with {{data}}")
     if past.own_tasks >= len(past.own):
         raise InputError(
             f"all {len(past.own)} tasks of {settings.data.dataset} are learned: name the new images with {{data}}"
@@ -185,12 +174,12 @@ def _next_task(past: Past, settings: Settings) -> Stream:
 
 
 def _check_fits(stream: Stream, head: Event, source: str | None) -> None:
-    """Refuse images of another kind than the run has learned."""
+    """Refuse images whose size or pixel range differs from what the run has learned."""
     shape, pixels = tuple(head["shape"]), tuple(head.get("pixel_range", (0.0, 1.0)))
     if stream.shape != shape:
         raise InputError(
             f"{{data}} {source}: images of {_size(stream.shape)}, but this run has learned images of {_size(shape)}; "
-            "bring them to that size"
+            "resize them"
         )
     if stream.pixel_range != pixels:
         raise InputError(
@@ -200,7 +189,7 @@ def _check_fits(stream: Stream, head: Event, source: str | None) -> None:
 
 
 def _size(shape: Sequence[int]) -> str:
-    """Write the size of an image: 28 x 28 pixels in grey, 3 x 32 x 32 in colour."""
+    """Format the size of an image: 28 x 28 in grey, 3 x 32 x 32 in colour."""
     return " x ".join(map(str, shape)) + (" (colours first)" if len(shape) == 3 else "")
 
 
@@ -218,7 +207,7 @@ def _event(task: int, stream: Stream, source: str | None, name: str | None, take
 
 
 def _default_name(source: str) -> str:
-    """Return what a dataset is called: its name, or that of its file or folder without the ending."""
+    """Return the default name of a task: that of its dataset, or of its file or folder without the suffix."""
     form, _, path = source.partition(":")
     if not path:
         return source
@@ -227,7 +216,7 @@ def _default_name(source: str) -> str:
 
 
 def _chosen_name(wanted: str | None, default: str, taken: Sequence[str]) -> str:
-    """Return the name of a task: one that is asked for must be new, the default gets a number."""
+    """Return the name of a task: a requested one must be new, the default gets a number if it is taken."""
     if wanted is None:
         numbered = (default if number == 1 else f"{default} ({number})" for number in range(1, len(taken) + 2))
         return next(name for name in numbered if name not in taken)
@@ -242,7 +231,7 @@ def _chosen_name(wanted: str | None, default: str, taken: Sequence[str]) -> str:
 
 
 def _compiled(files: RunFolder, device: torch.device, compile: str) -> bool:
-    """Whether to compile; by default as the run was trained, because that decides the last bits of every number."""
+    """Whether to compile; by default as in training, because compiling changes the last bits of every number."""
     if compile != "auto":
         return compile == "on"
     made = _made(files)
@@ -250,7 +239,7 @@ def _compiled(files: RunFolder, device: torch.device, compile: str) -> bool:
 
 
 def _begin(run: Run, trainer: Trainer, plan: _Plan, command: str) -> None:
-    """Write down what begins, and where it is made; from here on only the same extension can go on."""
+    """Record the extension and its environment; from here on only the same extension can continue."""
     made, task = _made(run.files), plan.event["task"]
     here = environment(trainer.device, trainer.compile, command)
     made["extensions"] = {**made.get("extensions", {}), str(task): here}

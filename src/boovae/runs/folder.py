@@ -1,6 +1,6 @@
-"""The files of a run folder: what each is called, which format it has, and how it is read (docs/run-folder.md).
+"""Files of a run folder: their names and formats, and how to read them (docs/run-folder.md).
 
-Nothing in a folder is trusted: a stranger may have made it. Importing this costs no torch.
+Nothing in a folder is trusted: it may come from a stranger. Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import numpy as np
 from boovae.errors import InputError
 from boovae.files import read_file
 from boovae.metrics.evaluation import Evaluation, read_evaluation
-from boovae.metrics.typed import REMEDY, decode
-from boovae.report.record import EVENTS, ComponentsFile, ComponentsLearned, Divergence, Head, LatentMap, Timing
+from boovae.metrics.schema import REMEDY, decode
+from boovae.report.run_record import EVENTS, ComponentsFile, ComponentsLearned, Divergence, Head, LatentMap, Timing
 
 Event = dict[str, Any]
 Content = TypeVar("Content", bound=msgspec.Struct)
 
 #: The newest version of `metrics.jsonl` that is read, and the one that is written.
 LOG_FORMAT = 1
-#: A hundred tasks of a thousand epochs take a tenth of it.
+#: Most bytes of a file that are read; the log of a hundred tasks of a thousand epochs takes a tenth of this.
 LOG_BYTES = 1 << 30
-#: How a picture of a run folder begins.
+#: Signature of a PNG file.
 PNG = b"\x89PNG\r\n\x1a\n"
 _GRID = re.compile(r"task_(\d{1,5})\.png", re.ASCII)
 
 
 class Line(NamedTuple):
-    """An event of a log and its place, as an error names it."""
+    """An event of a log, and where it stands, for error messages."""
 
     where: str
     event: Event
 
 
 class RunFolder:
-    """The places of a run folder, and the content of each."""
+    """Paths of the files in a run folder, and their content."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,25 +52,25 @@ class RunFolder:
         self.latents, self.report, self.tensorboard = path / "latents.json", path / "report.html", path / "tensorboard"
 
     def sample_grid(self, task: int) -> Path:
-        """Return the picture of samples after a task."""
+        """Return the path of the sample grid after a task."""
         return self.samples / f"task_{task:02d}.png"
 
     def sample_grids(self) -> dict[int, Path]:
-        """Return the pictures of samples that are there, by task."""
+        """Return the paths of all existing sample grids, by task."""
         found = ((_GRID.fullmatch(path.name), path) for path in self.samples.glob("task_*.png"))
         return dict(sorted((int(match[1]), path) for match, path in found if match))
 
     def export(self, form: str) -> Path:
-        """Return where an exported model goes."""
+        """Return the folder of an exported model."""
         return self.path / "export" / form
 
     @property
     def exists(self) -> bool:
-        """Whether there is a run."""
+        """Whether the folder holds a run."""
         return self.config.is_file()
 
     def require(self) -> None:
-        """Refuse a folder that is not that of a run, or not all of it."""
+        """Refuse anything but a complete run folder."""
         if not self.path.is_dir():
             raise InputError(f"{self.path} is not a folder: give a run folder, as written by 'boovae train'")
         needed = (self.config, self.environment, self.log)
@@ -87,11 +87,11 @@ class RunFolder:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def read_config(self) -> dict[str, Any]:
-        """Return the settings as they stand in the file, in sections or flat as of version 0.1.0."""
+        """Return the settings as written: in sections, or flat as in version 0.1.0."""
         return _parsed(self.config, "TOML", tomllib.loads)
 
     def read_environment(self) -> dict[str, Any]:
-        """Return what the run was made with."""
+        """Return versions, device, source commit and command."""
         return _parsed(self.environment, "JSON", json.loads)
 
     def read_log(self, notes: list[str], length: int | None = None) -> list[Line]:
@@ -102,7 +102,7 @@ class RunFolder:
         """Return the wall times by task; the file appears with the first finished task."""
         lines = _lines(self.timing, notes) if self.timing.is_file() else []
         kept = [decode(line.event, Timing, line.where, _no_axes) for line in lines if line.event.get("event") == "task"]
-        return {timing.task: timing for timing in kept}  # an evaluation that was cut off is timed again
+        return {timing.task: timing for timing in kept}  # an interrupted evaluation is timed again
 
     def read_samples(self, notes: list[str]) -> dict[int, bytes]:
         """Return the pictures of samples by task; a file that is not a PNG is left out with a note."""
@@ -126,30 +126,42 @@ class RunFolder:
         return found or ComponentsFile([])
 
     def read_latents(self, notes: list[str]) -> LatentMap | None:
-        """Return the map; there is none before the first evaluation, and a damaged file leaves a note."""
+        """Return the latent map; None before the first evaluation; a damaged file leaves a note."""
         return _optional(self.latents, LatentMap, "the latent map is left out", notes)
 
 
-def typed_events(lines: Iterable[Line], log: Path, passed: frozenset[str] = frozenset()) -> list[Any]:
-    """Return the events that are known as structs, in order; refuse a log that no run has written.
+class Log:
+    """The events of a log: all of them as JSON, those of known kinds also as structs.
 
-    Kinds in `passed` are not looked at.
+    Refuses what a run cannot have written. Kinds in `passed` are not read as structs.
     """
-    found: list[Any] = []
-    replicas = 0
-    for where, event in lines:
-        kind = event.get("event")
-        if (kind == "run") != (not found):
-            raise InputError(f"{log} must begin with its only 'run' event; copy the whole run folder")
-        if not isinstance(kind, str) or kind not in EVENTS or kind in passed:
-            continue
-        typed = _typed(event, EVENTS[kind], where, replicas)
-        if isinstance(typed, Head):
-            replicas = len(typed.seeds)
-        if isinstance(typed, Divergence) and typed.replica >= replicas:
-            raise InputError(f"{where}: 'replica' must be below {replicas}; {REMEDY}")
-        found.append(typed)
-    return found
+
+    def __init__(self, path: Path, lines: Iterable[Line], passed: frozenset[str] = frozenset()) -> None:
+        self.path, self.passed = path, passed
+        self.events: list[Event] = []
+        self.typed: list[Any] = []
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: Line) -> None:
+        """Append an event."""
+        where, event = line
+        kind, replicas = event.get("event"), len(self.typed[0].seeds) if self.typed else 0
+        if (kind == "run") != (not self.typed):
+            raise InputError(f"{self.path} must begin with its only 'run' event; copy the whole run folder")
+        if isinstance(kind, str) and kind in EVENTS and kind not in self.passed:
+            self.typed.append(_typed(event, EVENTS[kind], where, replicas))
+        self.events.append(event)
+
+    def all_of(self, kind: type[Content]) -> list[Content]:
+        """Return the events of one kind as structs."""
+        return [event for event in self.typed if isinstance(event, kind)]
+
+    def require(self) -> Log:
+        """Return the log; refuse one without events."""
+        if not self.events:
+            raise InputError(f"{self.path} has no 'run' event: the run has not begun; start or resume it first")
+        return self
 
 
 def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) -> msgspec.Struct:
@@ -161,11 +173,13 @@ def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) 
         return {"replicas": replicas, "sizes": count}
 
     found = decode(event, kind, where, sizes)
+    if isinstance(found, Divergence) and found.replica >= replicas:
+        raise InputError(f"{where}: 'replica' must be below {replicas}; {REMEDY}")
     if isinstance(found, Head):
         low, high = found.pixel_range
         if not (0 < int(np.prod(found.shape, dtype=object)) < 10**8 and low < high):
             raise InputError(
-                f"{where}: 'shape' must have less than 10^8 pixels, 'pixel_range' a lower and a higher number"
+                f"{where}: 'shape' must have fewer than 10^8 pixels, 'pixel_range' a lower and a higher number"
             )
     return found
 
@@ -195,7 +209,7 @@ def _parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, Any
 
 
 def _lines(path: Path, notes: list[str], length: int | None = None) -> list[Line]:
-    """Return the objects of a JSONL file; a torn last line becomes a note, a broken one before it an error."""
+    """Return the objects of a JSONL file; a torn last line becomes a note, an invalid line before it an error."""
     found = []
     lines = [(at, line) for at, line in enumerate(_bytes(path)[:length].split(b"\n"), start=1) if line.strip()]
     for number, line in lines:
@@ -214,12 +228,12 @@ def _lines(path: Path, notes: list[str], length: int | None = None) -> list[Line
 
 
 def _optional(path: Path, kind: type[Content], left_out: str, notes: list[str]) -> Content | None:
-    """Return the content of a file that a report can do without."""
+    """Return the content of an optional file; None if there is none, or with a note if it is damaged."""
     if not path.is_file():
         return None
     try:
         return decode(json.loads(_bytes(path)), kind, path.name, _no_axes)
     except (ValueError, RecursionError) as error:
-        problem = str(error).removeprefix(f"{path.name}: ").partition(";")[0]  # the remedies are for the logs
+        problem = str(error).removeprefix(f"{path.name}: ").partition(";")[0]  # the remedy is for logs
         notes.append(f"{path.name} is damaged ({problem}); {left_out}.")
         return None

@@ -1,16 +1,18 @@
-"""Looking at what a run has learned: every stored component, its weight, its pictures, and what dropping it costs.
+"""Inspect and prune the components that a run stores: their weights, pictures, and the cost of dropping each.
 
 The mixture of a task is m = Σ_k v_k h_k. Without component k, the other weights scaled up, it is
 m_k = (m − v_k h_k) / (1 − v_k), and dropping k costs
 
     KL[m ‖ m_k] = E_m[r − 1 − log r],  r = m_k / m
 
-nats, at fixed samples of every component. E_m[r − 1] is zero; with it no term is negative, and small costs are sharp.
+nats, estimated on fixed samples of every component. E_m[r − 1] is zero; it keeps every term non-negative and makes
+small costs precise.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -37,9 +39,9 @@ if TYPE_CHECKING:
     from boovae.model.vae import VAE
     from boovae.runs.run import Run
 
-#: Samples of a task's mixture, the same number of each component.
+#: Samples of a task's mixture, equally many of each component.
 SAMPLES = 4096
-#: The prior's weights in a replica's buffers; a method remembers them by the last part of this name.
+#: Buffer of the prior's weights; a method keeps them in its memory under the last part of this name.
 WEIGHTS = "prior.log_weights"
 
 
@@ -48,21 +50,21 @@ class Component:
     """One stored component of one replica."""
 
     task: int
-    place: int  # among the places of its task
-    weight: float  # inside its task
+    place: int  # slot within its task
+    weight: float  # within its task
     mass: float  # in the whole prior
-    cost: float  # nats that dropping it costs; infinite for the only one
+    cost: float  # nats lost by dropping it; infinite for the only one
     share: float  # of the costs of all components of its task; NaN for the only one
     pseudo_input: Tensor  # (D,)
     decoded: Tensor  # (D,), the mean image at the component's mean
 
     @property
     def only(self) -> bool:
-        """Whether its task has no other."""
+        """Whether it is the only component of its task."""
         return math.isinf(self.cost)
 
     def numbers(self, names: Mapping[int, str]) -> dict[str, Any]:
-        """Return what JSON can hold of it: null where a number is not finite."""
+        """Return its numbers for JSON; None where one is not finite."""
         values = {"weight": self.weight, "mass": self.mass, "cost": self.cost, "share": self.share}
         rounded = {key: float(f"{value:.6g}") if math.isfinite(value) else None for key, value in values.items()}
         return {"task": self.task, "name": names.get(self.task, ""), "component": self.place, **rounded}
@@ -72,7 +74,7 @@ class Component:
 
 
 def drop_costs(log_weights: Tensor, parts: DiagonalNormal, noise: Tensor) -> Tensor:
-    """Return KL[m ‖ m without it] of each component, (K,); infinite for the only one and for empty places.
+    """Return KL[m ‖ m without it] of each component, (K,); infinite for the only one and for empty slots.
 
     `log_weights` (K,), `parts` (K, L); `noise` (K, S, L) is standard normal: S samples of each component.
     """
@@ -90,7 +92,7 @@ def drop_costs(log_weights: Tensor, parts: DiagonalNormal, noise: Tensor) -> Ten
 def _sum_of_others(scores: Tensor) -> Tensor:
     """Return log Σ_{j ≠ k} exp(s_j) for every k of the last axis.
 
-    Taking a term away from the sum is exact for all but the largest; without that one the sum is made anew.
+    Subtracting a term from the sum is exact for all but the largest; for that one the others are summed again.
     """
     whole = scores.logsumexp(-1, keepdim=True)
     largest = torch.arange(scores.shape[-1], device=scores.device) == scores.argmax(-1, keepdim=True)
@@ -99,9 +101,9 @@ def _sum_of_others(scores: Tensor) -> Tensor:
 
 
 def pruned(log_weights: Tensor, parts: DiagonalNormal, noise: Tensor, cost: float) -> Tensor:
-    """Return the log-weights (R, K) without components that cost less to drop, the cheapest first, one at a time.
+    """Drop components that cost less than `cost`, the cheapest first, one at a time; return the log-weights (R, K).
 
-    Costs are taken anew after each drop: of two equal components one becomes dear once the other is gone.
+    Costs are recomputed after each drop: once one of two equal components is gone, the other becomes expensive.
     """
     places = torch.arange(log_weights.shape[1], device=log_weights.device)
     while True:
@@ -115,7 +117,7 @@ def pruned(log_weights: Tensor, parts: DiagonalNormal, noise: Tensor, cost: floa
 
 
 def _noise(trainer: Trainer, task: int, replicas: slice = slice(None)) -> Tensor:
-    """Return the noise of a task's samples, (R, K, S, L), always the same for a seed and a task."""
+    """Draw the noise of a task's samples, (R, K, S, L); it depends only on seed and task."""
     places = trainer.replicas.buffers[WEIGHTS].shape[2]
     draw = Draw("normal", (places, max(1, SAMPLES // places), trainer.settings.model.latent_dim))
     return Generators(trainer.replicas.seeds[replicas], trainer.device).draw(draw, "inspect", task)
@@ -130,7 +132,7 @@ def has_components(trainer: Trainer) -> bool:
 
 
 def require_components(trainer: Trainer) -> None:
-    """Refuse a model that has no components to look at."""
+    """Refuse a model without components."""
     method = trainer.settings.method
     if not has_components(trainer):
         raise InputError(
@@ -142,7 +144,7 @@ def require_components(trainer: Trainer) -> None:
 
 @torch.no_grad()
 def components(trainer: Trainer, replica: int = 0) -> list[Component]:
-    """Return every component of the finished tasks, task by task, the dearest first."""
+    """Return every component of the finished tasks, task by task, the most expensive to drop first."""
     found = []
     for task in range(trainer.tasks_done):
         view = trainer.view(task)
@@ -174,7 +176,7 @@ def _gaussians_and_images(model: VAE, task: int) -> tuple[DiagonalNormal, Tensor
 
 @torch.no_grad()
 def prune(trainer: Trainer, cost: float, tasks: Sequence[int]) -> list[Event]:
-    """Drop components that cost less, in all replicas, from the prior and the method's memory; return what was done."""
+    """Drop components that cost less than `cost`, in all replicas, from prior and memory; return the events."""
     parts: DiagonalNormal = trainer.replicas.map(lambda model: model.prior.stored(model.posterior))
     log_weights = trainer.replicas.buffers[WEIGHTS]
     events = []
@@ -191,7 +193,7 @@ def prune(trainer: Trainer, cost: float, tasks: Sequence[int]) -> list[Event]:
 
 
 def _remember_weights(method: MethodList, log_weights: Tensor) -> None:
-    """Put the weights (R, T, K) where the methods remember them."""
+    """Update the weights (R, T, K) in the memory of the methods that keep them."""
     name = WEIGHTS.removeprefix("prior.")
     for part in method.parts:
         if name in part.memory:
@@ -199,14 +201,14 @@ def _remember_weights(method: MethodList, log_weights: Tensor) -> None:
 
 
 def prune_run(run: Run, trainer: Trainer, cost: float, tasks: Sequence[int]) -> list[Event]:
-    """Prune a run between two tasks, and keep the result in its folder: log, checkpoint, numbers and pictures."""
+    """Prune a run between two tasks and update its folder: log, checkpoint, numbers and pictures."""
     if not 0 < cost < math.inf:
         raise InputError(f"{{prune}} is {cost}; it must be a number of nats above 0, for example 0.001")
     if trainer.in_task:
         raise InputError(
             f"{run.folder} is in the middle of a task: let `boovae train` finish it, then prune ({{prune}})"
         )
-    run.restore(trainer)  # the log may be longer than the checkpoint knows
+    run.restore(trainer)  # the log may be ahead of the checkpoint
     events = prune(trainer, cost, tasks)
     if events:
         for event in events:
@@ -220,7 +222,7 @@ def prune_run(run: Run, trainer: Trainer, cost: float, tasks: Sequence[int]) -> 
 
 
 def save_components(run: Run, trainer: Trainer) -> None:
-    """Write the first replica's components into the run folder: numbers and small pictures, and a gallery."""
+    """Write the first replica's components into the run folder: numbers with small pictures, and a gallery."""
     names, found = task_names(run), components(trainer)
     listed = [component.numbers(names) | _pictures(component, trainer) for component in found]
     content = json.dumps({"replica": 0, "components": listed}, indent=1)
@@ -234,16 +236,13 @@ def task_names(run: Run) -> dict[int, str]:
 
 
 def save_gallery(path: Path, found: Sequence[Component], trainer: Trainer, names: Mapping[int, str]) -> None:
-    """Write components as PNG: for each task a row of pseudo-inputs and beneath it what the decoder makes of them."""
+    """Write components as PNG: for each task a row of pseudo-inputs above a row of their decoded images."""
     from boovae.report.pictures import save_gallery as save
 
-    tasks = sorted({component.task for component in found})
-    rows = {task: [component for component in found if component.task == task] for task in tasks}
-    images = {
-        task: torch.stack([torch.stack([c.pseudo_input for c in row]), torch.stack([c.decoded for c in row])])
-        for task, row in rows.items()
-    }
-    labelled = [(names.get(task, f"task {task}"), pair.cpu().numpy()) for task, pair in images.items()]
+    labelled = []
+    for task, components in itertools.groupby(found, key=lambda component: component.task):
+        pairs = torch.stack([torch.stack([each.pseudo_input, each.decoded]) for each in components], dim=1)
+        labelled.append((names.get(task, f"task {task}"), pairs.cpu().numpy()))
     save(path, labelled, trainer.spec.shape, pixel_range=trainer.spec.pixel_range)
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run works: live bars on a terminal, plain lines elsewhere. Everything goes to stderr."""
+"""Progress of a run on stderr: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Display:
         """This share of an evaluation is done."""
 
     def note(self, text: str) -> None:
-        """Say something that stays on the screen."""
+        """Show a line that stays on the screen."""
 
     def close(self) -> None:
-        """Take the display away."""
+        """Remove the display."""
 
 
 class Lines(Display):
@@ -49,13 +49,13 @@ class Lines(Display):
         self._epochs = 0
 
     def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
-        """Say which task begins."""
+        """Print which task begins."""
         count = f"{index + 1}" if total is None else f"{index + 1}/{total}"
         self._head, self._epochs = f"task {count} ({name})", epochs
         self.note(self._head)
 
     def epoch(self, event: dict[str, Any]) -> None:
-        """Say the loss, if the last line is old enough."""
+        """Print the loss, if the last line is old enough."""
         if time.monotonic() - self._last >= LINE_INTERVAL:
             self.note(f"{self._head}: epoch {event['epoch'] + 1}/{self._epochs}, loss {_losses(event)}")
 
@@ -66,9 +66,9 @@ class Lines(Display):
 
 
 class Live(Display):
-    """Bars with the loss of every replica and the time left; they appear when there is something to show.
+    """Bars with the loss of every replica and the time left.
 
-    So what is refused before that leaves nothing on the screen, and the cursor where it was.
+    They appear with the first task, so an error before that leaves the screen as it was.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Live(Display):
         self._bars.reset(self._epochs, description="epoch", total=epochs, text="")
 
     def epoch(self, event: dict[str, Any]) -> None:
-        """Move the bar on."""
+        """Advance the bar of the task."""
         self._bars.update(self._epochs, completed=event["epoch"] + 1, text=f"loss {_losses(event)}")
 
     def evaluating(self, share: float) -> None:
@@ -112,20 +112,22 @@ class Live(Display):
 
 
 def make_display(*, quiet: bool) -> Display:
-    """Return the display that fits where stderr goes."""
+    """Return a display that suits stderr: bars on a terminal, lines elsewhere, nothing if `quiet`."""
     if quiet:
         return Display()
     return Live() if sys.stderr.isatty() else Lines()
 
 
 class Watch:
-    """Watches a trainer that has no run folder: shows epochs and notes, keeps nothing."""
+    """Observes a trainer that has no run folder: shows epochs and notes, and keeps the events in memory."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
+        self.events: list[dict[str, Any]] = []
 
     def event(self, event: dict[str, Any]) -> None:
-        """Pass on what a method has to say."""
+        """Keep an event; show it if it is a note."""
+        self.events.append(event)
         if event["event"] == "note":
             self.display.note(event["text"])
 
@@ -135,19 +137,6 @@ class Watch:
     def epoch(self, trainer: Any, event: dict[str, Any]) -> None:
         """Show an epoch."""
         self.display.epoch(event)
-
-
-class Watcher(Watch):
-    """The same, and keeps the events."""
-
-    def __init__(self, display: Display) -> None:
-        super().__init__(display)
-        self.events: list[dict[str, Any]] = []
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Keep an event, and pass on what a method has to say."""
-        self.events.append(event)
-        super().event(event)
 
 
 def _losses(event: dict[str, Any]) -> str:

@@ -1,19 +1,17 @@
-"""Run folders as typed records, which reports, warnings and tables read."""
+"""Read run folders as typed records, for reports, warnings and tables."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from boovae.config.resolve import flattened
-from boovae.errors import InputError
 from boovae.metrics.evaluation import Evaluation
-from boovae.report.record import (
+from boovae.report.run_record import (
     ComponentsLearned,
     Divergence,
     Epoch,
@@ -25,17 +23,17 @@ from boovae.report.record import (
     RunRecord,
     TaskStart,
 )
-from boovae.runs.folder import LOG_FORMAT, Line, RunFolder, typed_events
+from boovae.runs.folder import LOG_FORMAT, Log, RunFolder
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read a run folder; InputError names the file and the remedy where that is impossible."""
+    """Read a run folder; if that is impossible, InputError names the file and a remedy."""
     folder, notes = RunFolder(Path(path)), list[str]()
     folder.require()
     config = flatten(flattened(folder.read_config()))
-    found = record_of_log(folder, folder.read_log(notes), config)
+    found = record_of_log(folder.path, Log(folder.log, folder.read_log(notes)), config)
     if found.head.format > LOG_FORMAT:
-        newer = f"The run was written in format {found.head.format}; this page knows format {LOG_FORMAT}"
+        newer = f"The run was written in format {found.head.format}; this version of boovae reads format {LOG_FORMAT}"
         notes.append(f"{newer} and may miss things.")
     return dataclasses.replace(
         found,
@@ -48,38 +46,29 @@ def read_record(path: Path) -> RunRecord:
     )
 
 
-def record_of_log(
-    folder: RunFolder, lines: Iterable[Line], config: dict[str, str], passed: frozenset[str] = frozenset()
-) -> RunRecord:
-    """Return what the log alone says; kinds of events in `passed` are left out."""
-    events = typed_events(lines, folder.log, passed)
-    if not events:
-        raise InputError(f"{folder.log} has no 'run' event: the run has not begun; start or resume it first")
-    head: Head = events[0]
-
-    def all_of(kind: type[Any]) -> list[Any]:
-        return [event for event in events if isinstance(event, kind)]
-
-    # Epochs and evaluations that were written twice count once, as they were written last.
-    epochs = {(epoch.task, epoch.epoch): epoch for epoch in all_of(Epoch)}
-    evaluations = {evaluation.task: evaluation for evaluation in all_of(Evaluation)}
-    components: list[ComponentsLearned] = all_of(ComponentsLearned)
-    last = max((index for index, event in enumerate(events) if isinstance(event, Evaluation)), default=len(events))
-    late = {id(event) for event in events[last:]}
-    named = {event.task: event.name for event in events if isinstance(event, (Extension, TaskStart))}
+def record_of_log(folder: Path, log: Log, config: dict[str, str]) -> RunRecord:
+    """Build the record from the log alone."""
+    head: Head = log.require().typed[0]
+    # If an epoch or an evaluation was written twice, the last one counts.
+    epochs = {(epoch.task, epoch.epoch): epoch for epoch in log.all_of(Epoch)}
+    evaluations = {evaluation.task: evaluation for evaluation in log.all_of(Evaluation)}
+    components = log.all_of(ComponentsLearned)
+    last = max((at for at, event in enumerate(log.typed) if isinstance(event, Evaluation)), default=len(log.typed))
+    late = {id(event) for event in log.typed[last:]}
+    named = {event.task: event.name for event in log.typed if isinstance(event, (Extension, TaskStart))}
     return RunRecord(
-        path=str(folder.path.resolve()),
+        path=str(folder.resolve()),
         head=head,
-        planned=len(head.tasks) + len({event.task for event in all_of(Extension)}),
+        planned=len(head.tasks) + len({event.task for event in log.all_of(Extension)}),
         task_names={**dict(enumerate(head.tasks)), **named},
-        class_names=_class_names(head, all_of(TaskStart)),
+        class_names=_class_names(head, log.all_of(TaskStart)),
         epochs=[epochs[key] for key in sorted(epochs)],
-        divergences=all_of(Divergence),
+        divergences=log.all_of(Divergence),
         evaluations=[evaluations[task] for task in sorted(evaluations)],
         gains=_gains(components),
         kept={event.task: event for event in components if event.kept is not None},
-        prunings=[Pruning(event.task, event.dropped, id(event) in late) for event in all_of(Pruning)],
-        remarks=all_of(Note),
+        prunings=[Pruning(event.task, event.dropped, id(event) in late) for event in log.all_of(Pruning)],
+        remarks=log.all_of(Note),
         config=config,
     )
 
@@ -101,9 +90,9 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _class_names(head: Head, begun: list[TaskStart]) -> dict[int, str]:
-    """Return the names of classes: where every task is one class, that of the task.
+    """Name classes after tasks if every task is one class; otherwise return no names.
 
-    Tasks that were cut at borders are numbered, whatever classes are in them.
+    Tasks that were cut at borders have no class of their own.
     """
     classes = [(event.classes, event.name) for event in begun if event.classes is not None]
     if head.split.borders is not None or any(len(own) != 1 for own, _ in classes):
@@ -112,7 +101,7 @@ def _class_names(head: Head, begun: list[TaskStart]) -> dict[int, str]:
 
 
 def _gains(components: list[ComponentsLearned]) -> dict[int, Gain]:
-    """Return the divergence over the number of components, by task; of a size measured twice the later number."""
+    """Return the divergence by number of components, for each task; if a size was measured twice, the last counts."""
     latest: dict[int, dict[float, Any]] = {}
     for event in components:
         if event.sizes is not None:

@@ -1,4 +1,4 @@
-"""A run in its folder, held by one process at a time: it watches the trainer and keeps log, checkpoints and display."""
+"""A run folder open for writing: observes the trainer, and keeps log, checkpoints and display up to date."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from boovae.config.resolve import read_toml
 from boovae.errors import InputError
 from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
 from boovae.methods import REGISTRY, from_mapping
-from boovae.metrics import partial_sums
-from boovae.metrics.evaluation import Evaluation, evaluation_event
-from boovae.metrics.partial_sums import PartialSums
-from boovae.report.record import RunRecord
-from boovae.runs.folder import Line, RunFolder, typed_events
+from boovae.metrics import partial_results
+from boovae.metrics.evaluation import Evaluation
+from boovae.metrics.partial_results import PartialResult
+from boovae.report.run_record import RunRecord
+from boovae.runs.folder import Line, Log, RunFolder
 from boovae.runs.progress import Display
 from boovae.runs.reading import record_of_log
 from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
@@ -27,7 +27,7 @@ from boovae.training.events import Event, Interrupted
 from boovae.training.state import logged, refused
 from boovae.training.trainer import Trainer
 
-#: Events that are not needed to continue a run or to warn while it lasts; there are many.
+#: Kinds of events, numerous ones, that neither resuming a run nor its warnings need.
 PASSED = frozenset({"epoch"})
 
 if TYPE_CHECKING:
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run folder, held by one process at a time, and its log in memory."""
+    """A run folder, locked by one process at a time, and its log in memory."""
 
     def __init__(self, folder: Path, settings: Settings, display: Display | None = None) -> None:
         self.folder, self.files = folder, RunFolder(folder)
         self.settings = settings
         self.display = display or Display()
         self.stop_requested = False
-        self.follow: Callable[[Sequence[Event]], None] | None = None  # told of events that are safe in a checkpoint
-        self.partial_sums: dict[str, PartialSums] = {}  # of the evaluation that is going on
-        self._log: list[Line] | None = None  # what was written and what will be; None before it was read
-        self._evaluations: list[Evaluation] = []
-        self._lines: list[str] = []  # not on the disk yet
-        self._untold: list[Event] = []  # events since the last checkpoint
+        self.follow: Callable[[Sequence[Event]], None] | None = None  # receives events that are safe in a checkpoint
+        self.partial_results: dict[str, PartialResult] = {}  # of the evaluation in progress
+        self._log: Log | None = None  # written and still to be written; None until it is read
+        self._log_length: int | None = None  # the bytes that were read, if not all
+        self._unwritten: list[str] = []
+        self._unsent: list[Event] = []  # events since the last checkpoint, for trackers
         self._saved = self._asked = time.monotonic()
         self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
         self._began: float | None = None
@@ -61,14 +61,14 @@ class Run:
     def create(
         cls, folder: Path, settings: Settings, environment: dict[str, Any], display: Display | None = None
     ) -> Run:
-        """Make a new run folder; refuses one that holds a run."""
+        """Make a new run folder; refuse one that already holds a run."""
         try:
             make_folder(RunFolder(folder).samples)
         except OSError as error:
             raise InputError(f"cannot write to {folder} ({{out}}): {error.strerror}; choose another folder") from error
         with ExitStack() as stack:
             run = stack.enter_context(cls(folder, settings, display))
-            if run.files.exists:  # asked once nobody else can make one
+            if run.files.exists:  # checked under the lock, so nobody else can make one
                 raise InputError(
                     f"{folder} already holds a run: choose another {{out}}, or {{resume=auto}} to continue it"
                 )
@@ -89,7 +89,7 @@ class Run:
         return cls(folder, from_mapping(read_toml(files.config)), display)
 
     def close(self) -> None:
-        """Let other processes use the folder."""
+        """Unlock the folder and close the display."""
         os.close(self._lock)
         self.display.close()
 
@@ -102,92 +102,80 @@ class Run:
     # --- the log ------------------------------------------------------------------------------------------------
 
     def events(self, kind: str | None = None) -> list[Event]:
-        """Return what `metrics.jsonl` says, and what will be written to it: all of it or one kind of event."""
-        return [line.event for line in self._known() if kind is None or line.event["event"] == kind]
+        """Return the events of `metrics.jsonl`, written and still to be written: all, or those of one kind."""
+        return [event for event in self._read_log().events if kind is None or event.get("event") == kind]
 
     @property
     def evaluations(self) -> list[Evaluation]:
         """The evaluations so far."""
-        self._known()
-        return self._evaluations
+        return self._read_log().all_of(Evaluation)
 
     def head(self) -> Event:
-        """Return the first event: what the run is about."""
-        events = self.events("run")
-        if not events:
-            raise InputError(f"{self.files.log} is empty: the run has not begun; `boovae train` begins it")
-        return events[0]
+        """Return the first event, which describes method, seeds and data."""
+        return self._read_log().require().events[0]
 
     def record(self) -> RunRecord:
-        """Return what the log says so far, without its epochs."""
+        """Return a record of the log so far, without its epochs."""
         config = {name: str(value) for name, value in self.settings.flat().items()}
-        return record_of_log(self.files, self._known(), config, PASSED)
+        return record_of_log(self.folder, self._read_log(), config)
 
     def read_saved(self) -> list[Event]:
-        """Return the log as the newest checkpoint knows it: what came later will be done again."""
+        """Return the log up to the newest checkpoint; what follows will be done again."""
         length, _ = logged(self.saved()[1])
         if not self.files.log.is_file() or self.files.log.stat().st_size < length:
             raise InputError(f"{self.files.log} is shorter than the checkpoint says: copy the whole run folder")
-        self._log = None
-        self._known(length)
+        self._log, self._log_length = None, length
         self.head()
         return self.events()
 
-    def _known(self, length: int | None = None) -> list[Line]:
-        """Return the log: read once, then kept."""
+    def _read_log(self) -> Log:
+        """Return the log, which is read on first use."""
         if self._log is None:
-            lines = self.files.read_log([], length)  # a torn last line is behind the checkpoint
-            events = typed_events(lines, self.files.log, PASSED)
-            self._evaluations = [event for event in events if isinstance(event, Evaluation)]
-            self._log = lines
+            lines = self.files.read_log([], self._log_length)  # a torn last line comes after the checkpoint
+            self._log = Log(self.files.log, lines, PASSED)
         return self._log
 
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Take an evaluation for the log."""
-        self.event(evaluation_event(evaluation))
-        self._evaluations.append(evaluation)
-
     def event(self, event: Event) -> None:
-        """Take an event for the log; it reaches the disk with the next checkpoint at the latest."""
+        """Add an event to the log; it reaches the disk with the next checkpoint at the latest."""
         line = json.dumps(event)
-        self._known().append(Line(self.files.log.name, json.loads(line)))
-        self._lines.append(f"{line}\n")
-        self._untold.append(event)
+        self._read_log().add(Line(self.files.log.name, json.loads(line)))
+        self._unwritten.append(f"{line}\n")
+        self._unsent.append(event)
         if event["event"] == "note":
             self.display.note(event["text"])
         if event["event"] == "divergence":
             done = (
-                "given up; the others go on"
+                "given up; the others continue"
                 if event["retry"] == "frozen"
-                else "back to where it was good, half the learning rate"
+                else "back to its best state, with half the learning rate"
             )
             self.display.note(f"replica {event['replica']} diverged in epoch {event['epoch']}: {done}")
 
     def timing(self, event: Event) -> None:
-        """Append wall times, which never repeat, to their own file."""
+        """Append wall times to a file of their own: they differ from run to run, the log does not."""
         with appending(self.files.timing, begin=True) as file:
             file.seek(0)
             file.seek(file.read().rfind(b"\n") + 1)
-            file.truncate()  # a line torn by a process that was killed or a full disk: nobody could read it
+            file.truncate()  # remove a line torn by a killed process or a full disk
             file.write(json.dumps(event).encode() + b"\n")
 
     def _flush(self) -> int:
         """Write the log to disk; return its length."""
         with appending(self.files.log) as file:
-            file.write("".join(self._lines).encode())
-            self._lines = []
+            file.write("".join(self._unwritten).encode())
+            self._unwritten = []
             return file.tell()
 
     # --- watching the trainer -----------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """Tell the user something; leave if asked to."""
+        """Show a note; leave if asked to stop."""
         if self.stop_requested:
             raise Interrupted
         self.display.note(text)
 
     def block(self, trainer: Trainer) -> None:
-        """Checkpoint if it is time; leave if asked to. Also between two steps of an evaluation."""
+        """Checkpoint if one is due; leave if asked to stop. Also called between two steps of an evaluation."""
         if self.stop_requested:
             self.checkpoint(trainer)
             raise Interrupted
@@ -200,15 +188,15 @@ class Run:
         self.display.epoch(event)
 
     def checkpoint(self, trainer: Trainer) -> None:
-        """Write a checkpoint that knows how long the log was, and how far an evaluation is."""
+        """Write a checkpoint with the length of the log and the state of an evaluation in progress."""
         tensors, record = trainer.state()
-        sums, plans = partial_sums.state(self.partial_sums)
+        sums, plans = partial_results.state(self.partial_results)
         record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds, **plans}
         save_checkpoint(self.files.checkpoint, tensors | sums, record)
         self._saved = time.monotonic()
-        untold, self._untold = self._untold, []
+        unsent, self._unsent = self._unsent, []
         if self.follow is not None:
-            self.follow(untold)
+            self.follow(unsent)
 
     @property
     def task_seconds(self) -> float:
@@ -216,7 +204,7 @@ class Run:
         return self._task_seconds + (time.monotonic() - self._began if self._began is not None else 0.0)
 
     def learn(self, trainer: Trainer, task: Task) -> None:
-        """Let the trainer learn a task, by the clock."""
+        """Let the trainer learn a task, and measure the time."""
         if not trainer.in_task:
             self._task_seconds = 0.0
         self._began = time.monotonic()
@@ -224,14 +212,14 @@ class Run:
         self._task_seconds, self._began = self.task_seconds, None
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and record of the newest checkpoint; nothing is changed."""
+        """Return tensors and record of the newest checkpoint; change nothing."""
         loaded = load_checkpoint(self.files.checkpoint, self.display.note)
         if loaded is None:
             raise InputError(f"{self.folder} has no checkpoint yet: continue it with `boovae train`")
         return loaded
 
     def restore(self, trainer: Trainer) -> bool:
-        """Put the trainer where the newest checkpoint was and cut the log back to it; False if there is none."""
+        """Restore the trainer and cut the log to the newest checkpoint; return False if there is none."""
         loaded = load_checkpoint(self.files.checkpoint, self.display.note, owner=True)
         length = 0
         if loaded is not None:
@@ -239,13 +227,14 @@ class Run:
             trainer.load_state(tensors, record)
             length, self._task_seconds = logged(record)
             with refused():
-                self.partial_sums = partial_sums.load_state(tensors, record)
+                self.partial_results = partial_results.load_state(tensors, record)
         path = self.files.log
         with appending(path) as file:
             if file.tell() < length:
                 raise InputError(f"{path} is shorter than the checkpoint says: copy the whole run folder")
             file.truncate(length)
-        self._log = None
+        if self._log_length != length:  # else `read_saved` has read it so far
+            self._log, self._log_length = None, None
         for folder in (self.folder, self.files.samples):
             remove_leftovers(folder)
         return loaded is not None

@@ -1,7 +1,7 @@
-"""A run on the user's dashboard, TensorBoard, Weights & Biases or Trackio, beside its `metrics.jsonl`.
+"""Send a run's numbers and pictures to TensorBoard, Weights & Biases or Trackio, beside its `metrics.jsonl`.
 
-A tracker is told of events once they are safe in a checkpoint: a run that was killed and goes on tells nothing twice.
-Tags are parts between slashes, the last one the seed: `valid/loss/seed_0`, `nll/task_03/seed_0`.
+Events are sent once they are safe in a checkpoint, so a run that was killed and resumed sends nothing twice. Tags are
+paths that end with the seed: `valid/loss/seed_0`, `nll/task_03/seed_0`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-#: What each tracker needs; each is an extra of this package.
+#: The package of each tracker; each is an extra of this one.
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
 class Tracker(Protocol):
-    """Somewhere to send numbers and pictures."""
+    """A destination for numbers and pictures."""
 
     def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
-        """Take numbers by tag at a step of an axis, `epoch` or `tasks_seen`."""
+        """Log numbers by tag at a step of an axis, `epoch` or `tasks_seen`."""
 
     def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
-        """Take a PNG file."""
+        """Log a PNG file."""
 
     def close(self) -> None:
         """Send what is left."""
@@ -51,12 +51,12 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(run.files.tensorboard))
 
     def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
-        """Take numbers; TensorBoard has one axis per tag."""
+        """Log numbers; TensorBoard has one axis per tag."""
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, step)
 
     def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
-        """Take a PNG file."""
+        """Log a PNG file."""
         import numpy as np
         from PIL import Image
 
@@ -64,12 +64,12 @@ class TensorBoard:
             self._writer.add_image(tag, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left and close the file."""
         self._writer.close()
 
 
 class Dashboard:
-    """Weights & Biases, or Trackio, which speaks the same language; a run folder is one run there."""
+    """Weights & Biases, or Trackio, which has the same interface; a run folder is one run there."""
 
     def __init__(self, run: Run, package: ModuleType) -> None:
         self._package: Any = package
@@ -77,21 +77,21 @@ class Dashboard:
         options: dict[str, Any] = {"name": f"{run.folder.name}-{identity[:4]}", "resume": "allow"}
         if package.__name__ == "wandb":
             options |= {"id": identity, "dir": str(run.folder)}
-        with redirect_stdout(sys.stderr):  # results alone go to stdout
+        with redirect_stdout(sys.stderr):  # stdout is for results
             self._run: Any = self._package.init(project="boovae", config=run.settings.flat(), **options)
-        if package.__name__ == "wandb":  # steps of its own for each axis
+        if package.__name__ == "wandb":  # each axis has its own steps
             for axis in ("epoch", "tasks_seen"):
                 self._run.define_metric(axis)
-            self._run.define_metric("*", step_metric="tasks_seen")  # what metrics send, whatever they call it
+            self._run.define_metric("*", step_metric="tasks_seen")  # the default: metrics choose their own tags
             for tags in ("train/*", "valid/*", "learning_rate/*"):
                 self._run.define_metric(tags, step_metric="epoch")
 
     def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
-        """Take numbers together with the place on their axis."""
+        """Log numbers together with the step on their axis."""
         self._run.log({**values, axis: step})
 
     def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
-        """Take a PNG file."""
+        """Log a PNG file."""
         self._run.log({tag: self._package.Image(str(path)), axis: step})
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Dashboard:
 
 
 class Numbers(NamedTuple):
-    """What an event says: numbers by tag, and where they stand."""
+    """Numbers of an event by tag, and their step on an axis."""
 
     axis: str
     step: int
@@ -152,14 +152,14 @@ def _by_seed(rows: dict[str, Sequence[Any]], seeds: Sequence[int]) -> dict[str, 
 
 
 class Follower:
-    """Tells trackers of the events of a run."""
+    """Sends the events of a run to trackers."""
 
     def __init__(self, run: Run, trackers: Sequence[Tracker]) -> None:
         self.run, self.trackers = run, trackers
         self._epochs = len(run.events("epoch"))  # of earlier processes
 
     def follow(self, events: Sequence[Event]) -> None:
-        """Pass events on."""
+        """Send events."""
         for event in events:
             found = numbers_of(event, self._epochs, self.run.settings.training.seeds)
             self._epochs += event["event"] == "epoch"
@@ -197,7 +197,7 @@ def _package(name: str) -> ModuleType:
 
 @contextmanager
 def tracked(run: Run, names: Sequence[str]) -> Iterator[None]:
-    """Let trackers follow a run."""
+    """Send the events of a run to trackers, as long as the context is open."""
     with ExitStack() as stack:
         trackers: list[Tracker] = []
         for name in dict.fromkeys(names):

@@ -1,4 +1,4 @@
-"""A run from its first task to its last: learn, evaluate, and keep everything in its folder."""
+"""Train a run: learn one task after another, evaluate after each, and keep everything in its folder."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from boovae.data import ImageSpec
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.methods import from_mapping, outside_digest
+from boovae.metrics.evaluation import evaluation_event
 from boovae.metrics.features import check_names
 from boovae.metrics.latent import codes, latent_map
 from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 #: Images in a sample grid.
 GRID_IMAGES = 64
-#: What samples may be written as.
+#: File types of samples.
 SAMPLE_FILES = (".png", ".npy")
 
 
@@ -63,7 +64,7 @@ def train(
 ) -> Path:
     """Learn the tasks of `stream` one after another, evaluate after each, and keep everything in the folder `out`.
 
-    A run that was stopped goes on where it was. `log` names trackers that follow it. Returns the folder.
+    A stopped run continues where it stopped. `log` names trackers to send numbers to. Returns the folder.
     """
     out = Path(out)
     check_trackers(log)
@@ -76,43 +77,50 @@ def train(
         if not run.restore(trainer):
             names = [task.name for task in planned]
             run.event(run_event(settings, planned.shape, planned.pixel_range, names, planned.split_record))
-        _check_stream(run, planned)
-        _check_method(run)
+        _check_same(run, planned)
         if len(run.evaluations) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
-        networks = sample_networks(planned, trainer, metrics, run.say, features, data_dir)
-        with tracked(run, log):
-            advance(run, trainer, planned, networks, metrics)
+        advance(run, trainer, planned, planned, metrics=metrics, log=log, features=features, data_dir=data_dir)
         return out
 
 
 def advance(
-    run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
+    run: Run,
+    trainer: Trainer,
+    tasks: Sequence[Task | None],
+    stream: Stream | None,
+    *,
+    metrics: Sequence[str],
+    log: Sequence[str],
+    features: Sequence[str],
+    data_dir: Path | None,
 ) -> None:
-    """Learn and evaluate until all tasks are done; where to begin follows from the trainer and the log.
+    """Learn and evaluate until all tasks are done, starting where trainer and log are.
 
-    A finished task is None where its images are not at hand.
+    A finished task is None if its images are missing; then there is no `stream` of all images either.
     """
+    networks = sample_networks(stream, trainer, metrics, run.say, features, data_dir)
     said: set[str] = set()
-    while len(run.evaluations) < len(tasks):
-        evaluated = len(run.evaluations) < trainer.tasks_done
-        if evaluated:
-            _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
-        else:
-            task = tasks[trainer.tasks_done]
-            assert task is not None
-            run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.training.epochs)
-            run.learn(trainer, task)
-        run.checkpoint(trainer)
-        if evaluated and len(run.evaluations) < len(tasks):  # the end of a run says all there is to say
-            warn(run, said)
+    with tracked(run, log):
+        while len(run.evaluations) < len(tasks):
+            evaluated = len(run.evaluations) < trainer.tasks_done
+            if evaluated:
+                _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
+            else:
+                task = tasks[trainer.tasks_done]
+                assert task is not None
+                run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.training.epochs)
+                run.learn(trainer, task)
+            run.checkpoint(trainer)
+            if evaluated and len(run.evaluations) < len(tasks):  # at the end of a run all warnings are shown
+                warn(run, said)
 
 
 def _evaluate(
     run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
 ) -> None:
-    """Measure the model after a task, and write what shows it."""
+    """Measure the model after a task, and write numbers and pictures to the run folder."""
     began = time.monotonic()
     evaluation = evaluate(
         trainer,
@@ -121,11 +129,11 @@ def _evaluate(
         run.evaluations,
         metrics=metrics,
         references=networks.references,
-        partial_sums=run.partial_sums,
+        partial_results=run.partial_results,
         progress=_watched(run, trainer),
     )
-    run.evaluated(evaluation)
-    run.partial_sums.clear()
+    run.event(evaluation_event(evaluation))
+    run.partial_results.clear()
     save_samples(trainer, run.files.sample_grid(evaluation.task))
     if has_components(trainer):
         save_components(run, trainer)
@@ -135,7 +143,7 @@ def _evaluate(
 
 
 def warn(run: Run, said: set[str]) -> None:
-    """Say what goes wrong as soon as it shows, each kind of trouble once."""
+    """Show urgent warnings as soon as they arise, each kind once."""
     for warning in find_warnings(run.record()):
         if warning.kind in URGENT and warning.kind not in said:
             said.add(warning.kind)
@@ -159,13 +167,13 @@ def save_samples(
 
 
 def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
-    """Write where test images and the prior's components lie in the latent space, first replica."""
+    """Write the latent map: codes of test images and components of the prior, first replica."""
     found = latent_map(trainer, codes(trainer, tasks))
     write_file(run.files.latents, json.dumps(found).encode())
 
 
 def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
-    """Open a finished or stopped run without its data; the caller closes the run."""
+    """Open a finished or stopped run without its data; the caller closes it."""
     with ExitStack() as stack:
         run = stack.enter_context(Run.open(Path(folder), display))
         tensors, record = run.saved()
@@ -176,7 +184,7 @@ def load_trainer(folder: Path, device: str = "auto", display: Display | None = N
 
 
 def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Trainer:
-    """Return a trainer as the log of a run describes it."""
+    """Return a trainer for the images that the log of a run describes."""
     head = run.head()
     low, high = head.get("pixel_range") or (0.0, 1.0)
     binarize = head["split"]["binarize"]
@@ -185,7 +193,7 @@ def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Tr
 
 
 def planned_tasks(stream: Stream, settings: Settings) -> Stream:
-    """Return the tasks that the settings ask for."""
+    """Return the tasks that the settings select."""
     if settings.data.tasks is not None and settings.data.tasks > len(stream):
         raise InputError(
             f"{{tasks}} is {settings.data.tasks}, but {stream.name} has {len(stream)} tasks; use at most that many"
@@ -193,13 +201,13 @@ def planned_tasks(stream: Stream, settings: Settings) -> Stream:
     if settings.data.binarize != stream.binarize:
         raise InputError(
             f"{{binarize}} is {settings.data.binarize}, but the images of {stream.name} are {stream.binarize}: it "
-            "belongs to the data, load_stream and Stream.from_tasks have it too"
+            "belongs to the data, so pass it to load_stream or Stream.from_tasks too"
         )
     return stream[: settings.data.tasks]
 
 
 def trainer_for(settings: Settings, planned: Stream, device: torch.device, compile: str, **options: Any) -> Trainer:
-    """Return a trainer for the planned tasks; its steps are compiled where that is wanted or pays."""
+    """Return a trainer for the planned tasks; its steps are compiled if asked for or worthwhile."""
     compiled = compiles(compile, _images(planned), settings, device)
     return Trainer(settings, planned.spec, device=device, compile=compiled, **options)
 
@@ -211,11 +219,11 @@ def _images(stream: Stream) -> int:
 def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None) -> Run:
     exists = RunFolder(out).exists
     if resume == "always" and not exists:
-        raise InputError(f"{{resume=always}}: {out} holds no run; use {{resume=auto}} to start one")
+        raise InputError(f"{{resume=always}}: {out} does not hold a run; use {{resume=auto}} to start one")
     if resume == "never" or not exists:
         return Run.create(out, settings, environment(trainer.device, trainer.compile, command), display)
     run = Run.open(out, display)
-    there, here = run.settings.flat(), from_mapping(settings.flat()).flat()  # a default may have been named
+    there, here = run.settings.flat(), from_mapping(settings.flat()).flat()  # a default may have been given explicitly
     different = [name for name in there | here if there.get(name) != here.get(name)]
     if different:
         run.close()
@@ -234,7 +242,7 @@ def run_event(
     tasks: Sequence[str],
     split: dict[str, Any],
 ) -> Event:
-    """Return the first event of a run: what is learned, and from what."""
+    """Return the first event of a run: method, seeds and data."""
     digest = outside_digest(settings.method)
     return {
         "event": "run",
@@ -251,23 +259,20 @@ def run_event(
     }
 
 
-def _check_stream(run: Run, stream: Stream) -> None:
-    """Refuse to continue a run on other data than it began with."""
-    names = [task.name for task in stream]
-    if run.head()["tasks"] != names:
-        raise InputError(f"{run.folder} was begun with tasks {', '.join(run.head()['tasks'])}, not {', '.join(names)}")
-    if run.head()["split"] != json.loads(json.dumps(stream.split_record)):
+def _check_same(run: Run, stream: Stream) -> None:
+    """Refuse to continue a run with other data, or if the file that defines its method has changed."""
+    head, names = run.head(), [task.name for task in stream]
+    if head["tasks"] != names:
+        raise InputError(f"{run.folder} was started with tasks {', '.join(head['tasks'])}, not {', '.join(names)}")
+    if head["split"] != json.loads(json.dumps(stream.split_record)):
         raise InputError(
-            f"{run.folder} was begun with other data than {stream.name} has now: use the same data or another {{out}}"
+            f"{run.folder} was started with different data than {stream.name} has now: use the same data, or choose "
+            "another {out}"
         )
-
-
-def _check_method(run: Run) -> None:
-    """Refuse to continue a run whose method's file says something else now."""
-    if run.head().get("method_digest", "") != outside_digest(run.settings.method):
+    if head.get("method_digest", "") != outside_digest(run.settings.method):
         raise InputError(
-            f"{run.folder} was begun with another version of the file that has {run.settings.method}: "
-            "put that one back, or choose another {out}"
+            f"{run.folder} was started with another version of the file that defines {run.settings.method}: "
+            "restore that version, or choose another {out}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Choosing a strength on validation data: every candidate value is a few replicas of one and the same training.
+"""Choose a strength on validation data: all candidate values train at once, each as a few replicas.
 
-Replicas share everything but their seed, so candidates with the same seeds are compared in pairs, and trying ten values
-costs little more than trying one. Test images are never looked at.
+Every value gets the same seeds, so the comparison is paired, and trying ten values costs little more than trying one.
+Test images are never used.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def best(trials: Sequence[Trial]) -> Trial:
 
 
 def edge(trials: Sequence[Trial], winner: Trial) -> str:
-    """Return what to say if the best value is the smallest or the largest one tried: a better one may lie beyond."""
+    """Return a warning if the best value is the smallest or largest one tried, since a better one may lie beyond."""
     values = [trial.value for trial in trials]
     if len(set(values)) == 1 or min(values) < winner.value < max(values):
         return ""
@@ -112,14 +112,14 @@ def read_recipe(path: Path | None) -> dict[str, dict[str, Any]]:
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise InputError(
-                f"{{recipe}} {path} must hold sections of settings, one per method: '{name}' is no section"
+                f"{{recipe}} {path} must hold sections of settings, one per method: '{name}' is not a section"
             )
         from_mapping({"method": name, **section})
     return sections
 
 
 def write_recipe(path: Path, method: str, winner: Trial) -> None:
-    """Put the winner into the method's section of a recipe file; the other sections stay."""
+    """Write the winner into the method's section of a recipe file; keep the other sections."""
     sections = read_recipe(path)
     sections.setdefault(method, {})[winner.setting] = winner.value
     write_file(path, tomli_w.dumps(sections).encode())

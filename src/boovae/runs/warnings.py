@@ -1,4 +1,4 @@
-"""What makes a run worse than it need be, or its numbers less than they seem: in plain words, with what helps."""
+"""Warnings about a run: what went wrong in training or makes its numbers misleading, each with a remedy."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ import numpy as np
 from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.forgetting import of_earlier
 from boovae.report.numbers import mean, number, percent
-from boovae.report.record import RunRecord
+from boovae.report.run_record import RunRecord
 
 LEAST_ACCURACY = 0.9
 LEAST_EFFECTIVE_SAMPLES = 10.0
-#: A task is being forgotten if its NLL has risen by so many nats, or by this share of what it was.
+#: A task is being forgotten if its NLL has risen by this many nats, or by this share of its former value.
 MOST_FORGETTING, MOST_FORGETTING_SHARE = 20.0, 0.2
-#: A class is hardly drawn any more if its share of the samples is under this part of the fair one.
+#: A class is missing from the samples if its share of them is below this part of the fair share.
 LEAST_SHARE = 0.1
-#: Log-variances explode if more of them lie at the upper limit.
+#: Log-variances explode if a larger share of them lies at the upper limit.
 MOST_AT_LIMIT = 0.25
-#: A component is dead weight if dropping it costs less (nats); some are normal, this share of a task's is not.
+#: A component is dead weight if dropping it costs less (nats); a share of them is normal, but not more than this.
 LEAST_COST, MOST_DEAD = 1e-3, 1 / 3
-#: This share of a task's components should be left when it ends.
+#: At least this share of a task's components should be left when it ends.
 LEAST_KEPT = 0.5
-#: What holds old tasks better, by the part of the method's name that decides.
+#: What helps against forgetting, by the part of the method's name that decides; the first match counts.
 HELP = {
-    "distill": "a larger --distill-weight holds old tasks more tightly",
-    "replay": "a larger --replay-weight or --replay-images brings more of them back",
-    "ewc": "a larger --ewc-strength holds old tasks more tightly (boovae tune ewc chooses one)",
-    "si": "a larger --si-strength holds old tasks more tightly (boovae tune si chooses one)",
-    "vcl": "a larger --vcl-weight holds old tasks more tightly",
+    "distill": "a larger --distill-weight retains old tasks better",
+    "replay": "a larger --replay-weight or --replay-images replays more of them",
+    "ewc": "a larger --ewc-strength retains old tasks better (boovae tune ewc chooses one)",
+    "si": "a larger --si-strength retains old tasks better (boovae tune si chooses one)",
+    "vcl": "a larger --vcl-weight retains old tasks better",
     "coreset": "a larger --coreset-images keeps more of them",
-    "boo": "--method boo+distill also holds the networks; with --method boo a larger --boo-lambda does",
-    "mog": "a larger --mog-lambda holds old components, --method boo+distill the networks too",
-    "joint": "nothing was given up here: more --epochs or a wider --net would show whether it can be learned at once",
-    "": "--method boo+distill is made to hold old tasks",
+    "boo": "--method boo+distill also preserves the networks; with --method boo a larger --boo-lambda helps",
+    "mog": "a larger --mog-lambda preserves old components, --method boo+distill the networks too",
+    "joint": "joint training keeps all data: try more --epochs or a wider --net",
+    "": "--method boo+distill is designed to retain old tasks",
 }
 
 
-#: Kinds worth saying while a run still goes on; the others can wait for its end.
+#: Kinds to show while a run is still training; the others can wait for its end.
 URGENT = ("collapse", "log-variance", "forgotten", "missing", "classifier")
 
 
 @dataclass(frozen=True)
 class RunWarning:
-    """Something to know before reading the numbers; `kind` is the same for the same trouble."""
+    """Something to know before reading the numbers; `kind` identifies the problem."""
 
     kind: str
     text: str
 
 
 def find_warnings(run: RunRecord) -> list[RunWarning]:
-    """Return what there is to know, the gravest first."""
+    """Return the warnings about a run, the most serious first."""
     found = [RunWarning("divergence", text) for text in _divergences(run)]
     found += [RunWarning("note", _sentence(f"{note.text} (task “{run.task_name(note.task)}”)")) for note in run.remarks]
     if run.evaluations:
@@ -91,7 +91,7 @@ def _collapsed(run: RunRecord, last: Evaluation) -> str:
 
 
 def _setting(run: RunRecord, name: str, default: float) -> float:
-    """Return a number of the configuration; a stranger's may be anything."""
+    """Return a number of the configuration, which may come from a stranger and hold anything."""
     try:
         return float(run.config[name])
     except (KeyError, ValueError):
@@ -107,9 +107,9 @@ def _exploding(run: RunRecord, last: Evaluation) -> str:
         return ""
     worst = percent(float(np.nanmax(share)))
     return (
-        f"The encoder's log-variance explodes: up to {worst} of its values for {_names(run, tasks)} lie at the upper "
-        "limit of --log-variance-range, so codes there are noise. After few steps it has not learned yet: more "
-        "--epochs or a smaller --batch-size help; after many a smaller --learning-rate, or a wider range."
+        f"The encoder's log-variance explodes: up to {worst} of its values for {_names(run, tasks)} are at the upper "
+        "limit of --log-variance-range, so codes there are noise. If training was short, more "
+        "--epochs or a smaller --batch-size help; otherwise a smaller --learning-rate or a wider range."
     )
 
 
@@ -140,7 +140,7 @@ def _help(method: str) -> str:
 
 
 def _missing(run: RunRecord, last: Evaluation) -> str:
-    """Say which classes are hardly drawn, old ones and those of the newest task; a weak classifier would not know."""
+    """Name classes that are rare in samples, old and new ones apart; needs a classifier that is good enough."""
     classes = run.classes(last)
     if last.diversity is None or not classes or _accuracy(last) < LEAST_ACCURACY:
         return ""
@@ -152,10 +152,10 @@ def _missing(run: RunRecord, last: Evaluation) -> str:
     old, new = ([name for name in gone if (name in before) == known] for known in (True, False))
     texts = []
     if old:
-        texts.append(f"Samples hardly show {_listed(old)} any more: {rare}. {_sentence(_help(run.method))}")
+        texts.append(f"Samples rarely show {_listed(old)} any more: {rare}. {_sentence(_help(run.method))}")
     if new:
         texts.append(
-            f"Samples hardly show {_listed(new)}, of the newest task: {rare}. More --epochs or a smaller --batch-size "
+            f"Samples rarely show {_listed(new)}, of the newest task: {rare}. More --epochs or a smaller --batch-size "
             "learn it better."
         )
     return " ".join(texts)
@@ -169,15 +169,15 @@ def _divergences(run: RunRecord) -> list[str]:
         who = f"Replica {index + 1} (seed {seed})"
         if frozen is not None:
             found.append(
-                f"{who} diverged in task “{run.task_name(frozen.task)}” and was frozen there; it counts in "
-                "the averages wherever its numbers are finite. A smaller --learning-rate helps."
+                f"{who} diverged in task “{run.task_name(frozen.task)}” and was frozen there; averages "
+                "include it wherever its numbers are finite. A smaller --learning-rate helps."
             )
         elif mine:
             where = ", ".join(dict.fromkeys(f"“{run.task_name(d.task)}”" for d in mine))
             times = "once" if len(mine) == 1 else f"{len(mine)} times"
             found.append(
-                f"{who} diverged {times} (task {where}), went back to its best state and trained on more slowly. "
-                "A smaller --learning-rate helps."
+                f"{who} diverged {times} (task {where}), went back to its best state and continued at a lower "
+                "learning rate. A smaller --learning-rate helps."
             )
     return found
 
@@ -206,9 +206,9 @@ def _dead_weight(cost: float | None) -> bool:
 
 
 def _idle(run: RunRecord) -> str:
-    """Name tasks that lost more than half of their components when they ended: duplicates, or without weight."""
+    """Name tasks that lost more than half of their components at their end, as duplicates or for lack of weight."""
     wanted = run.config.get("components", "")
-    if _cut_short(run):  # what was never learned has not been dropped
+    if _cut_short(run):  # components that were never learned were not dropped
         wanted = run.config["epochs"]
     counts = {task: found.kept for task, found in run.kept.items() if found.kept is not None}
     kept = {task: float(mean(count)) for task, count in counts.items()} if wanted.isdigit() else {}
@@ -219,20 +219,20 @@ def _idle(run: RunRecord) -> str:
     twin = f"up to {_count(twins)} were duplicates of others, the rest" if twins > 0 else "the others"
     return (
         f"Of {wanted} components only {_count(min(kept[task] for task in tasks))} were left to "
-        f"{_names(run, tasks)}: {twin} had no weight. Fewer --components would do, or the images of a task are too few."
+        f"{_names(run, tasks)}: {twin} had no weight. Fewer --components would do, or the task has too few images."
     )
 
 
 def _cut_short(run: RunRecord) -> str:
-    """Say that the epochs were too few for components that are learned one after another."""
+    """Warn of too few epochs for components that are learned one after another."""
     wanted, epochs = (run.config.get(name, "") for name in ("components", "epochs"))
     boosted = {"boo", "boo-flow"} & set(run.method.split("+"))
     one_by_one = boosted and run.config.get("boo_objective") in ("forward", "literal")
     if not one_by_one or not wanted.isdigit() or not epochs.isdigit() or int(epochs) >= int(wanted):
         return ""
     return (
-        f"One component is learned after every epoch: in {epochs} epochs at most {epochs} of {wanted}. "
-        "More --epochs learn them all; fewer --components would have been the same."
+        f"One component is learned after every epoch: at most {epochs} of {wanted} in {epochs} epochs. "
+        "Use more --epochs to learn them all; fewer --components would have given the same."
     )
 
 
@@ -250,8 +250,8 @@ def _weak_classifier(last: Evaluation) -> str:
         return ""
     return (
         f"The classifier is right on only {percent(_accuracy(last))} of the test images: too weak to trust diversity, "
-        "class proportions and Fréchet distance. It learns from the training images of all classes: more of them (a "
-        "larger --limit) help, and --metric nll leaves these numbers out."
+        "class proportions and Fréchet distance. It is trained on the training images of all classes: more of "
+        "them (a larger --limit) help, and --metric nll leaves these numbers out."
     )
 
 
@@ -260,8 +260,8 @@ def _pruned_since(run: RunRecord) -> str:
     if not tasks:
         return ""
     return (
-        f"Components of {_names(run, tasks)} were pruned after the last evaluation: the numbers are those of the model "
-        "before; boovae eval RUN measures it as it is now."
+        f"Components of {_names(run, tasks)} were pruned after the last evaluation: the numbers are from before; "
+        "boovae eval RUN measures the model as it is now."
     )
 
 
@@ -275,7 +275,7 @@ def _thin_samples(run: RunRecord, last: Evaluation) -> str:
     lowest = number(float(np.nanmin(effective)), 1)
     more = f" {10 * samples}" if samples else ""
     return (
-        f"The NLL of {_names(run, thin)} rests on few effective importance samples (down to {lowest} of "
+        f"The NLL of {_names(run, thin)} is based on few effective importance samples (down to {lowest} of "
         f"{number(samples or math.nan, 0)}); the true value is probably lower. boovae eval RUN --samples{more} "
         "is more exact."
     )
@@ -292,7 +292,7 @@ def _count(mean_of_replicas: float) -> str:
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:
-    """Return up to so many names, and how many more there are."""
+    """Return up to `most` names, and the number of the others."""
     listed = ", ".join(f"“{name}”" for name in names[:most])
     return listed + (f" and {len(names) - most} more" if len(names) > most else "")
 

@@ -15,14 +15,14 @@ from boovae.errors import InputError
 if TYPE_CHECKING:
     from boovae.serve.play import Player
 
-#: Most requests at once; others get 503 and may come again.
+#: Most concurrent requests; others get 503 and may be sent again.
 MOST_REQUESTS = 64
-#: Seconds that requests have to finish when the server is stopped.
+#: Seconds that requests have to finish once the server is stopped.
 GRACE_SECONDS = 5
 
 
 def require_server() -> None:
-    """Refuse to begin where the web framework is not installed."""
+    """Refuse to start if the web framework is not installed."""
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -52,20 +52,20 @@ def serve(player: Player, host: str = "127.0.0.1", port: int = 8000) -> None:
         shown = f"[{host}]" if ":" in host else host
         print(f"http://{shown}:{listener.getsockname()[1]}/", flush=True)
         if not _is_loopback(host):
-            print(f"everyone who reaches {shown} can use this page; 127.0.0.1 keeps it to yourself", file=sys.stderr)
+            print(f"anyone who can reach {shown} can use this page; --host 127.0.0.1 keeps it private", file=sys.stderr)
         uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listening(host: str, port: int) -> socket.socket:
     if not 0 <= port < 1 << 16:
-        raise InputError(f"{{port}} is {port}; it must lie in 0 to 65535, 0 takes a free one")
+        raise InputError(f"{{port}} is {port}; it must be 0 to 65535, where 0 takes a free one")
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise InputError(
             f"cannot listen on {host}:{port} ({error.strerror}): try {{port=0}} or another {{host}}"
         ) from error
-    # An answer is written in two parts; the second would wait 40 ms for the other side to confirm the first.
+    # A response is written in two parts; with Nagle's algorithm the second would wait 40 ms for the first one's ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -78,7 +78,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _names(host: str) -> tuple[str, ...]:
-    """Return the names the page may be asked by: those of this machine alone, or where all may come, any."""
+    """Return the host names that requests may use: those of this machine only, or any if all interfaces are bound."""
     from boovae.serve.app import LOOPBACK
 
     if _is_loopback(host):
@@ -88,7 +88,7 @@ def _names(host: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM be the ordinary end: uvicorn finishes what is in work, then raises the signal again."""
+    """End normally on Ctrl-C and SIGTERM: uvicorn finishes pending requests, then raises the signal again."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.suppress(KeyboardInterrupt):

@@ -1,9 +1,9 @@
-// The page of `boovae serve`. The server keeps nothing of what is done here: every request says all it needs.
+// The page of `boovae serve`. The server keeps no state of it: every request is complete in itself.
 
 const FRAMES = 61, FILM = 9, BATCH = 36, SHOWN_TASKS = 5;
 const $ = (id) => document.getElementById(id);
 const state = { model: null, images: [], ends: { a: null, b: null }, next: "a", frames: [], own: null, batches: 1 };
-const latest = {}; // the newest request of each kind: answers to older ones are dropped
+const latest = {}; // the newest request of each kind: responses to older ones are dropped
 
 // --- asking the server --------------------------------------------------------------------------------------------
 
@@ -17,7 +17,7 @@ async function ask(kind, address, options = {}) {
     say("");
     return content;
   } catch (error) {
-    if (turn === latest[kind]) say(error instanceof TypeError ? "The server does not answer. Is it still running?" : error.message);
+    if (turn === latest[kind]) say(error instanceof TypeError ? "The server does not respond. Is it still running?" : error.message);
     return null;
   }
 }
@@ -49,7 +49,7 @@ const seed = () => Math.min(Math.max(Math.trunc(Number($("seed").value)) || 0, 0
 
 async function sample({ more = false } = {}) {
   const batch = more ? state.batches : 0;
-  // Batches of one seed are drawn from seeds of their own, far from those that can be typed.
+  // Each further batch of a seed has its own seed, far from those that can be typed.
   const request = { n: BATCH, seed: seed() + batch * 1000000, task: chosen("task"), component: chosen("component") };
   const answer = await post("sample", request);
   if (!answer) return;
@@ -198,7 +198,7 @@ async function look(file) {
   if (!file) return;
   state.own = file;
   if (file.size > state.model.limits.bytes) {
-    say(`That file has ${(file.size / 2 ** 20).toFixed(1)} MB; at most ${state.model.limits.bytes / 2 ** 20} MB are taken.`);
+    say(`That file has ${(file.size / 2 ** 20).toFixed(1)} MB; at most ${state.model.limits.bytes / 2 ** 20} MB are allowed.`);
     return;
   }
   $("verdict").classList.add("waiting");
@@ -214,7 +214,7 @@ function showVerdict(answer) {
   $("reconstruction").src = answer.reconstruction.image;
   const { tasks } = answer, best = answer.reconstruction.task;
   $("judgement").replaceChildren();
-  if (best !== null) $("judgement").append("Of all tasks it is most like ", make("b", {}, nameOf(best)), `: ${percent(tasks[best].share)}.`);
+  if (best !== null) $("judgement").append("It is most like ", make("b", {}, nameOf(best)), `: ${percent(tasks[best].share)}.`);
   const order = tasks.map((_, task) => task).sort((one, other) => tasks[other].share - tasks[one].share);
   $("bars").replaceChildren(...order.slice(0, SHOWN_TASKS).map((task) => make("li", {},
     make("b", { title: nameOf(task) }, nameOf(task)),
@@ -231,8 +231,8 @@ function scoreText({ log_likelihood, effective_samples, tasks }, best) {
   const typical = best === null ? mean(state.model.tasks.map((task) => task.typical)) : state.model.tasks[best].typical;
   if (best !== null) parts.push(`Within ${nameOf(best)}: ${number(tasks[best].log_likelihood)}` + (typical === null ? "." : `; its test images have ${number(typical)} on average.`));
   else if (typical !== null) parts.push(`Test images have ${number(typical)} on average.`);
-  if (best === null) parts.push("This method has one prior for all tasks, so it cannot say which one it belongs to.");
-  if (effective_samples !== null && effective_samples < 10) parts.push("The encoder hardly finds this image: the number is rough, and too low.");
+  if (best === null) parts.push("This method has one prior for all tasks, so it cannot assign the image to one.");
+  if (effective_samples !== null && effective_samples < 10) parts.push("The encoder describes this image poorly: the number is imprecise and too low.");
   return parts.join(" ");
 }
 
@@ -243,7 +243,7 @@ function preparePad() {
   const draws = state.model.shape.length === 2; // grey values
   pad.hidden = !draws;
   $("clear").hidden = !draws;
-  $("zone-how").textContent = `${draws ? "Draw here, or drop" : "Drop"} or paste a picture. It is cut to ${width} × ${height}.`;
+  $("zone-how").textContent = `${draws ? "Draw here, or drop" : "Drop"} or paste a picture. It is cropped and resized to ${width} × ${height}.`;
   if (!draws) return;
   const scale = Math.max(1, Math.floor(336 / Math.max(height, width)));
   pad.width = width * scale;
@@ -283,7 +283,7 @@ function prepare() {
   $("facts").textContent = `${model.tasks.length} task${model.tasks.length > 1 ? "s" : ""} learned · ${size} · ${model.latent_dim} latent dimensions`;
   document.body.classList.toggle("strips", model.shape.length === 1);
   const [height, width] = model.shape.slice(-2);
-  $("smooth").checked = model.shape.length === 3 || Math.max(height, width) < 20; // few pixels are hard to read as squares
+  $("smooth").checked = model.shape.length === 3 || Math.max(height, width) < 20; // small images are hard to read as squares
   smoothen();
   document.body.style.setProperty("--ratio", `${width} / ${height}`);
   $("tasks").hidden = !model.apart;
@@ -305,7 +305,7 @@ function listen() {
   $("tasks").addEventListener("change", pickTask);
   $("components").addEventListener("change", () => sample());
   $("more").addEventListener("click", () => sample({ more: true }));
-  $("anew").addEventListener("click", () => { $("seed").value = (seed() + 1) % 1000000; sample(); });
+  $("reseed").addEventListener("click", () => { $("seed").value = (seed() + 1) % 1000000; sample(); });
   $("seed").addEventListener("change", () => { $("seed").value = seed(); sample(); });
   $("slider").addEventListener("input", () => { play(false); move(Number($("slider").value)); });
   $("play").addEventListener("click", () => play(!player.on));

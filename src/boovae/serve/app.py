@@ -1,5 +1,5 @@
-"""The routes of `boovae serve`: three files of the page, and JSON in and out. Nothing of the host's disk is reachable:
-the files are read once, when the server starts.
+"""Routes of `boovae serve`: the three files of the page, and a JSON API. Nothing on the host's disk is reachable: the
+files are read once, when the server starts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from boovae.errors import InputError
 from boovae.serve.play import Exchanged, Player, Point
 
-#: Names under which this machine may be asked: a page elsewhere that lets its own name point here is refused.
+#: Host names that requests may use; others are refused, which stops DNS rebinding by pages of other sites.
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
-#: The files of the page and what they are.
+#: Files of the page and their media types, by path.
 PAGE = {
     "/": ("index.html", "text/html"),
     "/app.js": ("app.js", "text/javascript"),
     "/style.css": ("style.css", "text/css"),
 }
-#: Bytes that a request may have: a picture, and all others.
+#: Most bytes of a request: of one with a picture, and of all others.
 UPLOAD_BYTES, REQUEST_BYTES = 8 << 20, 1 << 16
 MOST_IMAGES, MOST_FRAMES = 100, 120
 HEADERS = {
@@ -42,7 +42,7 @@ HEADERS = {
 
 
 class SampleRequest(Exchanged):
-    """What to draw; the same request gives the same images."""
+    """What to sample; the same request gives the same images."""
 
     n: int = Field(24, ge=1, le=MOST_IMAGES)
     seed: int = Field(0, ge=0, lt=1 << 53)
@@ -51,7 +51,7 @@ class SampleRequest(Exchanged):
 
 
 class PathRequest(Exchanged):
-    """Two places and how many images to see on the way."""
+    """Two points, and the number of images on the way between them."""
 
     start: Point
     end: Point
@@ -59,7 +59,7 @@ class PathRequest(Exchanged):
 
 
 def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
-    """Return the application; it answers only to these host names ("*": to all)."""
+    """Return the application; it answers only requests to these host names ("*": to any)."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     _add_errors(app)
@@ -91,13 +91,13 @@ def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
 
 
 class Guard:
-    """Stands before the application: bounds what comes in, refuses other sites, and sets headers on every answer."""
+    """Wraps the application: limits request sizes, refuses other sites, and sets headers on every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -114,19 +114,19 @@ class Guard:
         if len(length) > 9 or not length.isdecimal() or int(length) > most:
             await _error(413, f"a request may have {most:,} bytes")(scope, receive, guarded)
         elif _foreign(headers):
-            await _error(403, "this page may be used from its own address alone")(scope, receive, guarded)
+            await _error(403, "requests are accepted only from this page itself")(scope, receive, guarded)
         else:
             await self.app(scope, _bounded(receive, most), guarded)
 
 
 def _foreign(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sends this for a page of another site."""
+    """Whether the request comes from a page of another site."""
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host")
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """Stop reading a request that is longer than it may be, whatever it said."""
+    """Stop reading a request that exceeds its limit, whatever its Content-Length says."""
     left = most
 
     async def bounded() -> Message:
@@ -140,11 +140,11 @@ def _bounded(receive: Receive, most: int) -> Receive:
     return bounded
 
 
-# --- answers --------------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Answer every kind of mistake with {"error": what is wrong}."""
+    """Answer every kind of error with {"error": what is wrong}."""
 
     @app.exception_handler(InputError)
     def refused(request: Request, error: InputError) -> JSONResponse:
@@ -156,7 +156,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        # What was sent is not sent back: it may be long, or not even text.
+        # The input is not repeated: it may be long, or not even text.
         found = [f"{'.'.join(map(str, one['loc']))[:60]}: {one['msg'][:200]}" for one in error.errors()[:3]]
         return _error(422, "; ".join(found))
 
@@ -175,5 +175,5 @@ def _file(name: str, kind: str) -> Any:
 
 
 def _json(content: Any) -> Response:
-    """Return an answer, with null where a number is not finite."""
+    """Return a JSON response, with null where a number is not finite."""
     return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")

@@ -1,11 +1,12 @@
-"""What the page of `boovae serve` asks a trained model: samples, the way between two images, a look at an own image.
+"""What the page of `boovae serve` asks of a model: samples, paths between two images, and a look at an uploaded image.
 
-The task of an image x is judged by Bayes: p(task | x) ∝ mass of the task x p(x | task), where p(x | task) is the
+The task of an image x is judged by Bayes' rule: p(task | x) ∝ mass of the task · p(x | task), where p(x | task) is the
 importance-sampled likelihood under the task's own part of the prior (`own` in metrics/likelihood.py).
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import threading
@@ -36,31 +37,31 @@ from boovae.runs.inspection import Component, components, has_components, task_n
 from boovae.runs.run import Run
 from boovae.training.trainer import Trainer
 
-#: Pixels that an own picture may have: a photograph of 24 megapixels takes 72 MB unpacked.
+#: Most pixels of an uploaded picture: a photograph of 24 megapixels takes 72 MB decoded.
 MOST_PIXELS = 24_000_000
 #: How far from the origin a latent coordinate may lie; no prior or encoder comes near it.
 FARTHEST = 1e4
 
-#: A picture: PNG in Python, an address that a page can show in JSON.
+#: A picture: PNG in Python, a data URL in JSON.
 Picture = Annotated[bytes, PlainSerializer(lambda png: f"data:image/png;base64,{b64encode(png).decode()}", str, "json")]
 Coordinate = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 
 
 class Exchanged(BaseModel):
-    """What comes from a page or goes to one: nothing is converted, nothing else is taken."""
+    """Base of requests and responses: no type conversion, no extra fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Point(Exchanged):
-    """A place in the latent space and the task it belongs to; None where the model does not tell tasks apart."""
+    """A point in the latent space and its task; None if the model does not distinguish tasks."""
 
     z: list[Coordinate] = Field(max_length=4096)
     task: int | None = None
 
 
 class Shown(Exchanged):
-    """A picture of the model, and where in the latent space it was found."""
+    """An image from the model, with its latent and task."""
 
     image: Picture
     z: list[float]
@@ -68,7 +69,7 @@ class Shown(Exchanged):
 
 
 class ShownComponent(Exchanged):
-    """A component of the prior: its weight in its task, what it costs to drop it, and the picture at its mean."""
+    """A component of the prior: its weight within its task, the cost of dropping it, and the image at its mean."""
 
     component: int
     weight: float
@@ -84,19 +85,19 @@ class TaskScore(Exchanged):
 
 
 class Look(Exchanged):
-    """What the model says of an own image."""
+    """How the model sees an uploaded image."""
 
     seen: Picture
-    """The image as the model gets it."""
+    """The image as the model receives it."""
     reconstruction: Shown
     log_likelihood: float
     effective_samples: float
     tasks: list[TaskScore]
-    """Empty where the model does not tell tasks apart."""
+    """Empty if the model does not distinguish tasks."""
 
 
 class Offered(NamedTuple):
-    """A task that can be picked."""
+    """A task that the page offers."""
 
     name: str
     mass: float
@@ -105,22 +106,18 @@ class Offered(NamedTuple):
 
 
 class Player:
-    """One replica of a trained model to play with. It is never changed, and many threads may ask at once."""
+    """One replica of a trained model to play with. It never changes, and many threads may use it at once."""
 
     def __init__(self, run: Run, trainer: Trainer, replica: int = 0, samples: int = 1000) -> None:
-        """Take what is needed into memory; `run` may be closed afterwards. `samples` are importance samples."""
+        """Load what is needed into memory; `run` may be closed afterwards. `samples`: importance samples per image."""
         if trainer.tasks_done == 0:
             raise InputError(f"{run.folder} has not finished its first task yet: continue it with `boovae train`")
         self.name, self.samples = run.folder.resolve().name, checked("samples", samples, AtLeastOne)
         self.settings, self.device, self.count = trainer.settings, trainer.device, trainer.tasks_done
-        self.shape, self.pixel_range, self.binarize = (
-            trainer.spec.shape,
-            trainer.spec.pixel_range,
-            trainer.spec.binarize,
-        )
+        self.spec = trainer.spec
         self.networks = trainer.method.knows_task  # each task has networks of its own
         prior = trainer.replicas.model.prior
-        #: Whether a task can be picked and an image's task be judged.
+        #: Whether a task can be chosen and the task of an image be judged.
         self.apart = self.networks or prior.shares_mass
         views = range(self.count if self.networks else 1)
         self._views: list[Replicas] = [trainer.view(task).only(replica) for task in views]
@@ -133,28 +130,28 @@ class Player:
             for task, mass in enumerate(self._log_masses.exp().tolist())
         ]
         self.components = components(trainer, replica) if has_components(trainer) else []
-        self._lock = threading.Lock()  # one model is asked by one thread at a time: a call swaps its weights in
+        self._lock = threading.Lock()  # one thread at a time uses the model: a call swaps its weights in
 
-    # --- what can be asked --------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, Any]:
-        """Return what a page must know beforehand."""
+        """Return what the page needs to know first."""
         return {
             "run": self.name,
             "method": self.settings.method,
             "dataset": self.settings.data.dataset,
-            "shape": list(self.shape),
+            "shape": list(self.spec.shape),
             "latent_dim": self.settings.model.latent_dim,
             "samples": self.samples,
             "apart": self.apart,
             "networks": self.networks,
             "components": bool(self.components),
-            "pictures": len(self.shape) > 1,
+            "pictures": len(self.spec.shape) > 1,
             "tasks": [task._asdict() for task in self.tasks],
         }
 
     def gallery(self, task: int) -> list[ShownComponent]:
-        """Return a task's components, the dearest first, with the picture at each one's mean."""
+        """Return a task's components, the most expensive to drop first, with the image at each one's mean."""
         found = self._components(task)
         pictures = self._pngs(torch.stack([one.decoded for one in found])) if found else []
         return [
@@ -167,21 +164,21 @@ class Player:
         if task is not None:
             self._task(task)
         if component is not None and (task is None or component not in [c.place for c in self._components(task)]):
-            raise InputError(f"component {component} of task {task}: there is none")
+            raise InputError(f"task {task} has no component {component}")
         draws = {"uniform": Draw("uniform", (n,)), "normal": Draw("normal", (n, self.settings.model.latent_dim))}
         with self._computing():
             noise = Generators([seed], self.device).draw_all(draws, "play")
             uniform, normal = noise["uniform"][0], noise["normal"][0]
-            # Where each task has its networks they take turns, as in `boovae sample`.
+            # If each task has its own networks, tasks take turns, as in `boovae sample`.
             owners = [i % self.count if self.networks and task is None else task for i in range(n)]
-            z = self._by_task(owners, _draw, component, uniform, normal)
+            z = self._by_task(owners, functools.partial(_draw, component=component), uniform, normal)
             return self._shown(z, owners)
 
     def path(self, start: Point, end: Point, frames: int) -> list[Shown]:
-        """Return images at even steps on the straight line between two places.
+        """Return images at even steps on the straight line between two points.
 
-        Where each task has its networks, the way leads through the first place's; a place of another task is carried
-        over: its image is encoded there.
+        If each task has its own networks, those of the first point are used; a second point of another task is
+        transferred by encoding its image with them.
         """
         ends = [self._place(point) for point in (start, end)]
         with self._computing():
@@ -192,7 +189,7 @@ class Player:
             return self._shown(ends[0].lerp(ends[1], share), [start.task] * frames)
 
     def look(self, content: bytes, *, invert: bool = False) -> Look:
-        """Return what the model makes of a picture file."""
+        """Return how the model sees a picture file."""
         with self._computing():
             x = self._pixels(content, invert).to(self.device)
             scores, effective = self._scores(x)
@@ -209,7 +206,7 @@ class Player:
                 tasks=[TaskScore(share=share, log_likelihood=score) for share, score in judged],
             )
 
-    # --- asking the model ---------------------------------------------------------------------------------------
+    # --- calling the model --------------------------------------------------------------------------------------
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -218,22 +215,20 @@ class Player:
             yield
 
     def _ask(self, task: int | None, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return `function(model, *arguments)` of the model as it is for a task."""
+        """Return `function(model, *arguments)` with the networks of a task."""
         view = self._views[task if self.networks and task is not None else 0]
         return view.call(replica_of(view.tensors(), 0), function, *arguments)
 
-    def _by_task(
-        self, owners: Sequence[int | None], function: Callable[..., Tensor], option: object, *rows: Tensor
-    ) -> Tensor:
-        """Return `function(model, owner, option, *rows)`, its rows each by the model of their owner."""
+    def _by_task(self, owners: Sequence[int | None], function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """Return `function(model, owner, *rows)`, each row computed with the networks of its owner."""
         places = {owner: [i for i, other in enumerate(owners) if other == owner] for owner in dict.fromkeys(owners)}
-        parts = [self._ask(o, function, o, option, *(row[mine] for row in rows)) for o, mine in places.items()]
+        parts = [self._ask(o, function, o, *(row[mine] for row in rows)) for o, mine in places.items()]
         order = torch.tensor([i for mine in places.values() for i in mine], device=self.device)
         return torch.cat(parts)[order.argsort()]
 
     def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[Shown]:
-        """Return the mean images at latents z (n, L); where the prior tells tasks apart, it says whose they are."""
-        images = self._by_task(owners, _images, None, z)
+        """Return the mean images at latents z (n, L); a prior that distinguishes tasks decides the task of each."""
+        images = self._by_task(owners, _images, z)
         if self.apart and not self.networks:
             owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
         found = zip(self._pngs(images), z.tolist(), owners, strict=True)
@@ -251,11 +246,13 @@ class Player:
         scores = torch.cat([found.own[0] for found in each])
         return scores, float(each[int(scores.argmax())].effective_samples[0, 0])
 
-    # --- what comes in and goes out -----------------------------------------------------------------------------
+    # --- checking and converting --------------------------------------------------------------------------------
 
     def _task(self, task: int) -> int:
         if not self.apart:
-            raise InputError(f"task {task}: method '{self.settings.method}' has one prior for all tasks; pick none")
+            raise InputError(
+                f"task {task}: method '{self.settings.method}' has one prior for all tasks; leave the task out"
+            )
         if not 0 <= task < self.count:
             raise InputError(f"task {task}: there are tasks 0 to {self.count - 1}")
         return task
@@ -265,11 +262,11 @@ class Player:
         return [component for component in self.components if component.task == wanted]
 
     def _place(self, point: Point) -> Tensor:
-        """Return the latent (L,) of a place that came from outside."""
+        """Check a point from outside and return its latent (L,)."""
         if point.task is not None:
             self._task(point.task)
         elif self.networks:
-            raise InputError("task: each task has its own networks, say which reads z")
+            raise InputError("task: each task has its own networks; name the task of z")
         if len(point.z) != self.settings.model.latent_dim:
             raise InputError(
                 f"z: {len(point.z)} numbers, the latent space has {self.settings.model.latent_dim} dimensions"
@@ -277,31 +274,32 @@ class Player:
         return torch.tensor(point.z, dtype=torch.float32, device=self.device)
 
     def _pixels(self, content: bytes, invert: bool) -> Tensor:
-        """Return a picture file as an image (D,) of the model's kind: cut to its proportions, then resized."""
+        """Read a picture file as an image (D,) for the model: cropped to its proportions, then resized."""
         from PIL import Image, ImageOps
 
-        if len(self.shape) == 1:
-            raise InputError("this model has learned rows of features, not pictures")
+        shape = self.spec.shape
+        if len(shape) == 1:
+            raise InputError("this model has learned feature vectors, not pictures")
         picture = read_picture(io.BytesIO(content), "the picture", most_pixels=MOST_PIXELS, upright=True)
-        height, width = self.shape[-2:]
-        colours = Image.fromarray(picture).convert("RGB" if self.shape[0] == 3 and len(self.shape) == 3 else "L")
+        height, width = shape[-2:]
+        colours = Image.fromarray(picture).convert("RGB" if shape[0] == 3 and len(shape) == 3 else "L")
         larger = picture.shape[0] >= height and picture.shape[1] >= width
         method = Image.Resampling.BOX if larger else Image.Resampling.BICUBIC
         fitted = np.asarray(ImageOps.fit(colours, (width, height), method), np.uint8)
-        images = as_images((255 - fitted if invert else fitted)[None], "the picture", self.shape)
-        return binarized(to_float(images, self.pixel_range).flatten(), self.binarize, TEST, (0, 0))
+        images = as_images((255 - fitted if invert else fitted)[None], "the picture", self.spec.shape)
+        return binarized(to_float(images, self.spec.pixel_range).flatten(), self.spec.binarize, TEST, (0, 0))
 
     def _pngs(self, images: Tensor) -> list[bytes]:
-        """Return images (n, D) as PNG files."""
-        return [png(picture) for picture in singles(images.cpu().numpy(), self.shape, self.pixel_range)]
+        """Encode images (n, D) as PNG."""
+        return [png(picture) for picture in singles(images.cpu().numpy(), self.spec.shape, self.spec.pixel_range)]
 
 
-def _images(model: VAE, task: int | None, option: None, z: Tensor) -> Tensor:
+def _images(model: VAE, task: int | None, z: Tensor) -> Tensor:
     return model.images(z)
 
 
-def _draw(model: VAE, task: int | None, component: int | None, uniform: Tensor, normal: Tensor) -> Tensor:
-    """Return latents (n, L) from the prior, a task's part of it, or one component."""
+def _draw(model: VAE, task: int | None, uniform: Tensor, normal: Tensor, *, component: int | None) -> Tensor:
+    """Sample latents (n, L) from the prior, a task's part of it, or one component."""
     if component is None:
         return model.prior(model.posterior, task).sample(uniform, normal)  # type: ignore[no-any-return]
     assert isinstance(model.prior, TaskMixture)

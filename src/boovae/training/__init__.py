@@ -1,1 +1,1 @@
-"""The loop that trains many replicas at once, and what it stands on."""
+"""The training loop for many replicas at once, with its objective, events and checkpoints."""

@@ -1,6 +1,6 @@
-"""Changes of the training images, drawn anew for every step; random numbers come in as tensors.
+"""Augment training images, randomly for every step; random numbers are passed in as tensors.
 
-The trainer knows three functions: `check` refuses what makes no sense, `draws` names the random tensors of a step, and
+The trainer uses three functions: `check` refuses invalid settings, `draws` returns the random tensors of a step, and
 `changed` applies them.
 """
 
@@ -18,15 +18,15 @@ from boovae.data import ImageSpec
 from boovae.errors import InputError
 from boovae.replicas.randomness import Draw
 
-#: How bright red, green and blue look (ITU-R BT.601), as picture libraries turn colours to grey.
+#: Luma weights of red, green and blue (ITU-R BT.601), as in picture libraries.
 GREY = (0.299, 0.587, 0.114)
 
-#: The share of images that `deform` changes, and how far it moves them in units of their strength.
+#: The share of images that `deform` changes, and the size of the shift relative to its strength.
 DEFORMED, SHIFT = 0.7, 0.6
 
 
 def check(settings: TrainingSettings, spec: ImageSpec) -> None:
-    """Refuse changes that images of this shape cannot undergo, or that leave grey what must be black and white."""
+    """Refuse augmentations that do not fit the image shape, or that would make binary pixels grey."""
     shape = spec.shape
     colour = len(shape) == 3 and shape[0] == 3
     if settings.mirror and len(shape) == 1:
@@ -37,7 +37,7 @@ def check(settings: TrainingSettings, spec: ImageSpec) -> None:
             raise InputError(f"{{{name}={strength:g}}} needs {wanted}, these have shape {shape}; set it to 0")
         if strength > 0 and spec.binarize == "threshold":
             raise InputError(
-                f"{{{name}}} makes grey pixels, {{binarize=threshold}} leaves none: use {{binarize=dynamic}}"
+                f"{{{name}}} makes grey pixels, but {{binarize=threshold}} allows none: use {{binarize=dynamic}}"
             )
 
 
@@ -54,7 +54,7 @@ def draws(settings: TrainingSettings, batch_size: int) -> dict[str, Draw]:
 
 
 def changed(x: Tensor, batch: Mapping[str, Any], settings: TrainingSettings, spec: ImageSpec) -> Tensor:
-    """Return images (B, D) changed by the random tensors that `batch` holds; as they are where it holds none."""
+    """Return images (B, D) augmented by the random tensors in `batch`; without these, they are unchanged."""
     if "mirror" in batch:
         x = mirror(x, batch["mirror"], spec.shape)
     if "deform" in batch:
@@ -65,17 +65,17 @@ def changed(x: Tensor, batch: Mapping[str, Any], settings: TrainingSettings, spe
 
 
 def mirror(x: Tensor, uniform: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return images (B, D), left and right exchanged where `uniform` (B,) is under one half."""
+    """Flip images (B, D) horizontally where `uniform` (B,) is below one half."""
     return torch.where(uniform[:, None] < 0.5, x.unflatten(-1, shape).flip(-1).flatten(-len(shape)), x)
 
 
 def colour_jitter(
     x: Tensor, uniform: Tensor, strength: float, shape: tuple[int, ...], pixel_range: tuple[float, float]
 ) -> Tensor:
-    """Return images (B, D) whose brightness, contrast and saturation are each scaled by 1 ± `strength`, in this order.
+    """Scale brightness, contrast and saturation of images (B, D) by random factors in 1 ± `strength`, in this order.
 
-    `uniform` (B, 3) in [0, 1] chooses the three factors of every image. Contrast is taken about the image's mean grey,
-    saturation about each pixel's own grey; pixels stay in `pixel_range`.
+    `uniform` (B, 3) in [0, 1] chooses the three factors of every image. Contrast is relative to the image's mean grey,
+    saturation to each pixel's own grey; pixels are clamped to `pixel_range`.
     """
     low, high = pixel_range
     picture = (x.unflatten(-1, shape) - low) / (high - low)  # (B, 3, H, W)
@@ -96,26 +96,26 @@ def deform(
     shape: tuple[int, ...],
     pixel_range: tuple[float, float],
 ) -> Tensor:
-    """Return images (B, D), most of them a little stretched, turned, sheared and moved; the others as they are.
+    """Apply a small random affine map to most of the images (B, D); the others are unchanged.
 
     A pixel at (a, b), in units of half the picture, takes the value at (a, b) + strength * (M (a, b) + SHIFT * m), the
-    2 x 2 matrix M and the vector m from `normal` (B, 6), between pixels by the four around it and outside the darkest
-    one. An image changes where `uniform` (B,) is under DEFORMED: a network that sees no image as it is would take the
-    smoothing between pixels for a trait of all.
+    2 x 2 matrix M and the vector m from `normal` (B, 6), bilinearly interpolated, with the darkest value outside the
+    picture. An image changes where `uniform` (B,) is below DEFORMED: a network that never sees unchanged images would
+    learn the smoothing of the interpolation.
     """
     low, high = pixel_range
     height, width = shape[-2:]
     across, down = ((2 * torch.arange(n, dtype=x.dtype, device=x.device) + 1) / n - 1 for n in (width, height))
     places = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # (H, W, 2)
     matrix, shift = normal[:, :4].reshape(-1, 1, 1, 2, 2), normal[:, 4:].reshape(-1, 1, 1, 2)
-    # Sums instead of a matrix product: that one may be rounded to ten bits on a GPU.
+    # Sums instead of a matrix product, which may be rounded to ten bits (TF32) on a GPU.
     places = places + strength * ((matrix * places[..., None, :]).sum(-1) + SHIFT * shift)  # (B, H, W, 2)
-    # What lies outside counts as 0, so the darkest pixel has to be that, too.
+    # `grid_sample` pads with 0, so shift the darkest value to 0.
     moved = low + F.grid_sample((x - low).reshape(len(x), -1, height, width), places, align_corners=False).flatten(1)
     return torch.where(uniform[:, None] < DEFORMED, moved.clamp(low, high), x)
 
 
 def _grey(picture: Tensor) -> Tensor:
-    """Return the grey (B, 1, H, W) of colours (B, 3, H, W)."""
+    """Convert colours (B, 3, H, W) to grey (B, 1, H, W)."""
     red, green, blue = (picture[:, channel : channel + 1] for channel in range(3))
     return GREY[0] * red + GREY[1] * green + GREY[2] * blue

@@ -1,8 +1,8 @@
 """Checkpoints: tensors as safetensors, the rest as JSON; never pickle.
 
-A checkpoint is two files, `N.safetensors` and `N.json`. Both are written under a temporary name, synced and renamed;
-the JSON comes last and names the checksum of the tensors, so a checkpoint is whole or it is not there. The last two are
-kept.
+A checkpoint is two files, `N.safetensors` and `N.json`. Both are written to a temporary file, synced and renamed; the
+JSON is written last and holds the checksum of the tensors, so a checkpoint is complete or does not exist. The last two
+are kept.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from boovae.files import TEXT_BYTES, memory_share, read_file, write_file
 
 FORMAT = 1
 KEPT = 2
-#: Seconds between two checkpoints of the same work: at most this much of it is ever repeated.
+#: Seconds between two checkpoints of the same work, the most that has to be repeated.
 CHECKPOINT_SECONDS = 30.0
 _NAME = re.compile(r"(0|[1-9][0-9]*)\.(?:json|safetensors)")
 
 
 def due(last: float, ahead: float = 0.0) -> bool:
-    """Whether to write a checkpoint now: the last was written at `last`, and it can wait for `ahead` seconds or more.
+    """Return whether to write a checkpoint now, given the time `last` (`time.monotonic`) of the previous one.
 
-    `last` is of `time.monotonic`.
+    The next opportunity comes after `ahead` seconds or more.
     """
     return time.monotonic() + ahead - last > CHECKPOINT_SECONDS
 
@@ -46,12 +46,14 @@ def save_checkpoint(folder: Path, tensors: dict[str, Tensor], record: dict[str, 
     write_file(folder / f"{number}.json", json.dumps(head, indent=1).encode())
     kept = [*numbers, number][-KEPT:]
     try:
-        for path in folder.iterdir():  # also what a killed process left behind
+        for path in folder.iterdir():  # including leftovers of a killed process
             match = _NAME.fullmatch(path.name)
             if path.suffix == ".tmp" or (match and int(match.group(1)) not in kept):
                 path.unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"cannot remove old checkpoints from {folder}: {error.strerror}; the newest is whole") from error
+        raise RunError(
+            f"cannot remove old checkpoints from {folder}: {error.strerror}; the newest is complete"
+        ) from error
 
 
 def _checksum(content: bytes, record: dict[str, Any]) -> str:
@@ -63,10 +65,10 @@ def _checksum(content: bytes, record: dict[str, Any]) -> str:
 def load_checkpoint(
     folder: Path, warn: Callable[[str], None] = lambda text: None, *, owner: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Return tensors and record of the newest whole checkpoint, or None if there is none yet.
+    """Return tensors and record of the newest intact checkpoint, or None if there is none yet.
 
-    A damaged one is passed over with a warning; that all are damaged is an error. The `owner`, who goes on with it,
-    puts damaged ones aside (`.damaged`): they would be taken for one of the last two.
+    Damaged checkpoints are skipped with a warning; if all are damaged, an error is raised. The `owner`, who continues
+    the run, renames damaged ones (`.damaged`), so that they do not count among the last two.
     """
     problem: _DamagedError | None = None
     damaged: list[int] = []
@@ -74,7 +76,7 @@ def load_checkpoint(
         try:
             found = _read(folder, number)
         except _DamagedError as damage:
-            warn(f"{damage}; trying the checkpoint before it")
+            warn(f"{damage}; trying the previous checkpoint")
             problem = damage
             damaged.append(number)
         else:
@@ -82,7 +84,7 @@ def load_checkpoint(
                 _put_aside(folder, damaged)
             return found
     if problem is not None:
-        raise InputError(f"no checkpoint in {folder} can be read ({problem}): start anew in another folder ({{out}})")
+        raise InputError(f"no checkpoint in {folder} can be read ({problem}): start again in another folder ({{out}})")
     return None
 
 
@@ -92,7 +94,7 @@ def _put_aside(folder: Path, numbers: list[int]) -> None:
             if path.exists():
                 path.replace(path.with_name(f"{path.name}.damaged"))
         except OSError as error:
-            raise RunError(f"cannot put {path} aside, which is damaged: {error.strerror}; remove it") from error
+            raise RunError(f"cannot rename {path}, which is damaged: {error.strerror}; remove it") from error
 
 
 class _DamagedError(Exception):
@@ -118,8 +120,8 @@ def _read(folder: Path, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]
         content = read_file(path, memory_share())
         whole = _checksum(content, record) == checksum
         tensors = load(content) if whole else {}
-    except Exception as error:  # tensors of a stranger fail in too many ways to list
+    except Exception as error:  # untrusted tensors fail in too many ways to list
         raise _DamagedError(f"{path} is damaged ({error})") from error
     if not whole:
-        raise _DamagedError(f"{path} and {number}.json do not have the checksum that was written")
+        raise _DamagedError(f"{path} and {number}.json do not match the checksum that was written")
     return tensors, record

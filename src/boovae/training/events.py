@@ -1,4 +1,4 @@
-"""What training tells while it goes on: the events of `metrics.jsonl`, and who takes them."""
+"""The events of training that are written to `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Event = dict[str, Any]
 
 
 class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
-    """Training was asked to stop; everything is in the checkpoint."""
+    """Training was asked to stop; its state is in the checkpoint."""
 
 
 def listed(array: Array) -> list[float | None]:
-    """Return an array as JSON has it: numbers, and None where a number is not finite."""
+    """Return an array as a list for JSON, with None for numbers that are not finite."""
     return [float(f"{value:.8g}") if math.isfinite(value) else None for value in array.tolist()]
 
 
 def task_start(index: int, task: Task) -> Event:
-    """Return the event of a task that begins."""
+    """Return the event of the start of a task."""
     splits = {"train": task.train, "valid": task.valid, "test": task.test}
     return {
         "event": "task_start",
@@ -61,7 +61,7 @@ def divergence(task: int, epoch: int, replica: int, retry: int | str) -> Event:
 
 
 def task_end(task: int, control: Control) -> Event:
-    """Return the event of a task that is learned."""
+    """Return the event of the end of a task."""
     return {
         "event": "task_end",
         "task": task,

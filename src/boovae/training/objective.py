@@ -1,4 +1,4 @@
-"""The loss of a step: the negative bound on the images, and the penalties of the methods."""
+"""The loss of a step: the negative bound on the images plus the penalties of the methods."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from boovae.replicas.randomness import Draw
 from boovae.replicas.step import Batch, Loss
 from boovae.training import augment
 
-#: What a batch and a loss are made of; a method's draws and penalties have other names.
+#: Names in every batch and every loss; a method's draws and penalties must have others.
 BATCH = frozenset({"x", "weight", "kl_weight", "state", "old_components"})
 LOSS = ("loss", "reconstruction", "kl")
 
 
 class Objective:
-    """What one replica's model is trained by on a batch, and the random tensors that this takes."""
+    """The loss of one replica's model on a batch, and the random tensors that it needs."""
 
     def __init__(self, settings: TrainingSettings, spec: ImageSpec, latent_dim: int, method: MethodList) -> None:
         self.settings, self.spec, self.latent_dim, self.method = settings, spec, latent_dim, method
 
     def __call__(self, model: VAE, batch: Batch) -> Loss:
-        """Return the loss; `reconstruction` and `kl` are the parts of the ELBO, with several samples it is tighter."""
+        """Return the loss; `reconstruction` and `kl` are the parts of the ELBO; with several samples it is tighter."""
         weight, kl_weight, noise = batch["weight"], batch["kl_weight"], batch["latent"]
         x = augment.changed(batch["x"], batch, self.settings, self.spec)
-        if "pixels" in batch:  # last: what was changed must be black and white in the end, as the test images are
+        if "pixels" in batch:  # last: augmented images must be binary in the end, like the test images
             x = (batch["pixels"] < x).to(x.dtype)
         samples, tight = self.settings.bound_samples, None
         with ExitStack() as stack:
             for part in self.method.parts:
                 stack.enter_context(part.perturbed(model, self.method.batch_of(part, batch)))
-            # The batch passes the encoder first: batch normalisation and noisy weights are for the first pass.
+            # The batch is encoded first: batch normalisation and noisy weights apply to the first pass.
             posterior = model.posterior(x)
             wanted = any(part.wants_old_components for part in self.method.parts)
             density, old_components = model.prior.for_training(model.posterior, old=wanted)
@@ -53,7 +53,9 @@ class Objective:
         penalties = self.method.joined(lambda part: part.penalty(model, self.method.batch_of(part, batch)))
         for name in LOSS:
             if name in penalties:
-                raise InputError(f"method '{self.method.name}': a penalty is called '{name}', which every loss has")
+                raise InputError(
+                    f"method '{self.method.name}': a penalty is called '{name}', a name that every loss has"
+                )
         return penalties
 
     def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:
@@ -70,5 +72,5 @@ class Objective:
         if training:
             own |= self.method.joined(lambda part: part.training_draws(batch_size))
         for name in own.keys() & (draws.keys() | BATCH):
-            raise InputError(f"method '{self.method.name}': a draw is called '{name}', which every batch has")
+            raise InputError(f"method '{self.method.name}': a draw is called '{name}', a name that every batch has")
         return draws | own

@@ -1,4 +1,4 @@
-"""Images that a trained model draws."""
+"""Draw images from a trained model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def generate(trainer: Trainer, count: int, purpose: str = "samples", task: int | None = None) -> Tensor:
     """Return `count` mean images from each replica's prior, (R, count, D); with `task`, from that task's part alone.
 
-    The random numbers depend on the replica's seed and the purpose only: every task is shown with the same ones. Where
-    the model must know the task, all tasks take turns.
+    The random numbers depend only on the replica's seed and the purpose: they are the same for every task. If the model
+    must know the task, the images alternate between all tasks.
     """
     replicas = trainer.replicas
     if task is not None and not 0 <= task < max(trainer.tasks_done, 1):

@@ -1,7 +1,7 @@
-"""Taking a checkpoint apart: named groups of tensors, and nothing in them trusted.
+"""Read the content of a checkpoint: named groups of tensors, none of them trusted.
 
-The checksum of a checkpoint finds accidents; a stranger can compute it too. So every tensor and every number is
-compared with what this run would have written, and what does not fit is refused.
+The checksum of a checkpoint detects accidents, not manipulation. So every tensor and every number is compared with what
+this run would have written, and refused if it does not fit.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor
 
 from boovae.errors import InputError
 
-#: A longer list of finished tasks is a broken file, and would ask for a huge prior.
+#: A longer list of finished tasks means a damaged file, and would need a huge prior.
 MOST_TASKS = 10_000
-REMEDY = "start anew in another folder ({out})"
+REMEDY = "start again in another folder ({out})"
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under names of one group."""
+    """Return the tensors with their names prefixed by a group."""
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def group(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of one group, by their own names."""
+    """Return the tensors of one group, without the prefix."""
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def put(places: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Copy saved tensors to their places; each must be there and of the right kind."""
+    """Copy saved tensors to their places; each must exist with the right shape and type."""
     for name, tensor in places.items():
         if name not in saved or (saved[name].shape, saved[name].dtype) != (tensor.shape, tensor.dtype):
             found = f"{tuple(saved[name].shape)} {saved[name].dtype}" if name in saved else "missing"
@@ -44,18 +44,18 @@ def put(places: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
 
 
 def whole(value: object) -> bool:
-    """Whether something from JSON is a whole number."""
+    """Return whether a value from JSON is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check(name: str, value: object, good: bool) -> None:
-    """Refuse a checkpoint in which something is not as this run writes it."""
+    """Refuse a checkpoint with a value that this run would not write."""
     if not good:
         raise InputError(f"the checkpoint says '{name}' is {value!r:.60}: it was not written by this run; {REMEDY}")
 
 
 def logged(record: dict[str, Any]) -> tuple[int, float]:
-    """Return how long the log was at a checkpoint, and the seconds spent on its task."""
+    """Return the length of the log at a checkpoint, and the seconds spent on its task."""
     length: Any = record.get("metrics_length")
     seconds: Any = record.get("task_seconds")
     check("metrics_length", length, whole(length) and length >= 0)
@@ -65,12 +65,12 @@ def logged(record: dict[str, Any]) -> tuple[int, float]:
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Name what is wrong with a checkpoint; one that a stranger made fails in too many ways to list."""
+    """Convert any error of reading a checkpoint to InputError; an untrusted one fails in too many ways to list."""
     try:
         yield
     except InputError:
         raise
     except KeyError as missing:
-        raise InputError(f"the checkpoint lacks {missing}: it is not whole; {REMEDY}") from missing
+        raise InputError(f"the checkpoint lacks {missing}: it is incomplete; {REMEDY}") from missing
     except Exception as error:
         raise InputError(f"the checkpoint cannot be used ({type(error).__name__}: {error}); {REMEDY}") from error

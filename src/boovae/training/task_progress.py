@@ -1,4 +1,4 @@
-"""Everything that changes while a task is learned, in one object that is saved and restored."""
+"""All state that changes while a task is learned, in one object that is saved and restored."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Control:
         broken: npt.NDArray[np.bool_],
         first_eligible: int,
     ) -> npt.NDArray[np.bool_]:
-        """Lower learning rates and stop replicas after an epoch; return which ones are the best they have been.
+        """Lower learning rates and stop replicas after an epoch; return the mask of replicas with a new best loss.
 
-        `plain` is the loss that plateaus are seen in, `watched` the one that stops. A `broken` replica sits it out.
+        `plain` is the loss watched for plateaus, `watched` the one for early stopping. A `broken` replica is skipped.
         """
         before = Control.from_tensors(self.tensors())
         if settings.schedule == "plateau":
@@ -96,7 +96,7 @@ class Control:
     def early_stop(
         self, loss: Array, epoch: int, patience: int, *, eligible: bool, counting: bool
     ) -> npt.NDArray[np.bool_]:
-        """Take note of an epoch's validation loss; return which replicas have a new best snapshot.
+        """Record an epoch's validation loss; return the mask of replicas with a new best snapshot.
 
         A replica stops once more than `patience` epochs passed without a new best one.
         """
@@ -110,7 +110,7 @@ class Control:
         return improved
 
     def diverged(self, replica: int) -> bool:
-        """Take note of a divergence: halve the rate, or give up after two retries. Return whether it continues."""
+        """Record a divergence: halve the rate, or give up after two retries. Return whether training continues."""
         self.retries[replica] += 1
         if self.retries[replica] > MAX_RETRIES:
             self.active[replica] = 0
@@ -121,11 +121,11 @@ class Control:
 
 @dataclass
 class TaskProgress:
-    """How far a task has been learned; tensors have a leading replica axis."""
+    """The progress of a task; tensors have a leading replica axis."""
 
-    #: The model before the task: a resumed run begins the task from there again, then takes the rest of this back.
+    #: The model before the task: a resumed run begins the task again from it, then loads the rest.
     start: dict[str, Tensor]
-    #: The best snapshot of what is put back together: the model, and what methods track along its way.
+    #: The best snapshot of what is restored together: the model, and the tensors that methods track.
     best: dict[str, Tensor]
     control: Control
     moments: Moments
@@ -145,7 +145,7 @@ class TaskProgress:
         }
 
     def load(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Take back what was saved of a task that has just begun from its start again."""
+        """Load the saved progress into a task that was begun again from its start."""
         count, (first, second, steps) = self.control.learning_rate.shape, self.moments
         self.control = Control.from_tensors(group(tensors, "control"))
         for name, values in self.control.tensors().items():
@@ -159,7 +159,7 @@ class TaskProgress:
         self.epoch, self.block = record["epoch"], record["block"]
 
     def take_snapshot(self, chosen: npt.NDArray[np.bool_], current: dict[str, Tensor]) -> None:
-        """Take the current state of these replicas for their best."""
+        """Store the current state of the chosen replicas as their best."""
         if chosen.any():
             mask = torch.from_numpy(chosen).to(self.moments.steps.device)
             for name, tensor in current.items():
@@ -167,7 +167,7 @@ class TaskProgress:
                 self.best[name] = torch.where(axes, tensor, self.best[name])
 
     def put_back(self, current: dict[str, Tensor], replica: int | None = None) -> None:
-        """Put one replica, or all, back to the best snapshot."""
+        """Restore the best snapshot of one replica, or of all."""
         rows = slice(None) if replica is None else replica
         for name, tensor in current.items():
             tensor[rows] = self.best[name][rows]

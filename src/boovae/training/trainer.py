@@ -1,4 +1,4 @@
-"""The loop: tasks, epochs, learning rate, early stopping, recovery; for all replicas at once."""
+"""The training loop: tasks, epochs, learning rate, early stopping and recovery, for all replicas at once."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Who watches a run: keeps the log, the checkpoints and the display. Only the trainer calls it."""
+    """Observes a run: writes the log and the checkpoints and updates the display. Only the trainer calls it."""
 
     def event(self, event: Event) -> None:
         """Take a deterministic event for `metrics.jsonl`."""
 
     def block(self, trainer: Trainer) -> None:
-        """Between two blocks of steps: the moment for a checkpoint; may raise `Interrupted`."""
+        """Called between two blocks of steps, to write a checkpoint; may raise `Interrupted`."""
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
-        """After an epoch: the moment for the display."""
+        """Called after an epoch, to update the display."""
 
 
 class Unwatched:
-    """Nobody watches: for a trainer that is used by hand."""
+    """An observer that does nothing, for a trainer that is used directly."""
 
     def event(self, event: Event) -> None:
-        """Keep nothing."""
+        """Ignore the event."""
 
     def block(self, trainer: Trainer) -> None:
-        """Write nothing."""
+        """Write no checkpoint."""
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
         """Show nothing."""
@@ -63,8 +63,8 @@ class Unwatched:
 class Trainer:
     """R replicas of a VAE that learn one task after another.
 
-    `learn(task)` trains on one task and forgets its images; `state` and `load_state` carry everything across a restart,
-    in the middle of a task too.
+    `learn(task)` trains on one task and drops its images; `state` and `load_state` save and restore everything, even in
+    the middle of a task.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Trainer:
         seeds: Sequence[int] | None = None,
         candidates: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """`seeds` and `candidates` (values of a setting), one per replica, are for comparing settings side by side."""
+        """Build the replicas; `seeds` and `candidates` (values of settings), one per replica, compare settings."""
         self.settings, self.spec, self.compile = settings, spec, compile
         self.device = choose_device(device) if isinstance(device, str) else device
         self.likelihood = make_likelihood(settings.model.likelihood, spec.pixel_range)
@@ -85,7 +85,7 @@ class Trainer:
         self._batch_statistics = settings.model.normalisation == "batch" and settings.model.net.startswith("conv")
         if settings.training.bound_samples > 1 and self._batch_statistics:
             raise InputError(
-                "{bound_samples}: batch normalisation knows one pass of a batch, and several samples take two; use "
+                "{bound_samples}: batch normalisation supports one pass of a batch, but several samples need two; use "
                 "{normalisation=group}, or {bound_samples=1}"
             )
         self.method = make_method(settings)
@@ -100,15 +100,15 @@ class Trainer:
         self.step = GradientStep(self.replicas, self.objective, track=track, compile=compile)
         self.generators = self.replicas.generators
         self.sizes: list[int] = []  # training images of each finished task
-        self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up for good
+        self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up permanently
         self.task_steps = 0  # of the task in training, or of the last one
         self.engine: Engine  # of the task in training, or of the last one
         self.progress: TaskProgress | None = None  # of the task in training
         self._saved: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # of a task that `learn` will continue
-        self._unfinished = ""  # the task that `learn` was in when it was broken off
+        self._unfinished = ""  # the task in which `learn` was interrupted
 
     def build(self) -> VAE:
-        """Return one model as the settings describe it."""
+        """Return one model according to the settings."""
         model, spec = self.settings.model, self.spec
         prior = self.method.make_prior(spec.pixels, spec.pixel_range)
         nets = make_nets(
@@ -131,12 +131,12 @@ class Trainer:
 
     @property
     def tasks_done(self) -> int:
-        """How many tasks are finished."""
+        """The number of finished tasks."""
         return len(self.sizes)
 
     @property
     def in_task(self) -> bool:
-        """Whether it is in the middle of a task, perhaps one that was loaded."""
+        """Whether the trainer is in the middle of a task, started or loaded."""
         return self.progress is not None or self._saved is not None
 
     @property
@@ -150,7 +150,7 @@ class Trainer:
         return self.progress.block if self.progress is not None else 0
 
     def view(self, task: int) -> Replicas:
-        """Return the model as it is for images of a task."""
+        """Return the model for images of a task."""
         return self.method.view(self.replicas, task)
 
     def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:
@@ -160,11 +160,11 @@ class Trainer:
     # --- one task -----------------------------------------------------------------------------------------------
 
     def learn(self, task: Task, observer: Observer | None = None) -> None:
-        """Learn one task; continues in its middle if `load_state` put us there. `observer` is told what happens."""
+        """Learn one task, or continue it after `load_state`; `observer` receives the events."""
         if self._unfinished:
             raise InputError(
-                f"task '{self._unfinished}' was broken off in its middle: load_state of what `state` returned before, "
-                "or a new Trainer"
+                f"task '{self._unfinished}' was interrupted: call load_state with an earlier result of `state`, "
+                "or make a new Trainer"
             )
         observer = observer or Unwatched()
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
@@ -175,7 +175,7 @@ class Trainer:
                 self.task_steps = 0
             self.progress = progress = self._begin(images)
             events = self.method.events()
-            if not resumed:  # a resumed task has logged its beginning
+            if not resumed:  # a resumed task has logged its start already
                 _forward(events, observer)
             while progress.epoch < self.settings.training.epochs and progress.control.active.any():
                 self._train_epoch(progress, images, observer)
@@ -189,10 +189,10 @@ class Trainer:
         train, valid = (split.images.to(self.device) for split in (task.train, task.valid))
         for split, count in (("training", len(train)), ("validation", len(valid))):
             if count == 0:
-                raise InputError(f"task '{task.name}' has no {split} images; it needs one, at least")
+                raise InputError(f"task '{task.name}' has no {split} images; it needs at least one")
         if self._batch_statistics and self.settings.training.batch_of(len(train)) < 2:
             raise InputError(
-                f"task '{task.name}': batch normalisation needs two images in a batch, at least; "
+                f"task '{task.name}': batch normalisation needs at least two images in a batch; "
                 "use {normalisation=group}, or a larger {batch_size}"
             )
         self.method.see(index + 1)
@@ -202,24 +202,24 @@ class Trainer:
         return images
 
     def _check_pixels(self, task: Task) -> None:
-        """Refuse images that this model cannot have learned or will learn wrongly."""
+        """Refuse images whose shape or pixel range does not fit this model."""
         low, high = self.spec.pixel_range
         slack = 1e-5 * (high - low)
         for images in (task.train.images, task.valid.images):
             if images.ndim != 2 or images.shape[1] != self.spec.pixels:
                 raise InputError(
                     f"task '{task.name}' has images of {tuple(images.shape[1:])} pixels, this model has "
-                    f"{self.spec.pixels}; make the Trainer with the shape of the stream"
+                    f"{self.spec.pixels}; make a Trainer with the shape of the stream"
                 )
             bounded = self.settings.model.decoder_bounds and len(images) > 0  # other numbers have no range
             if bounded and not low - slack <= images.min() <= images.max() <= high + slack:
                 raise InputError(
                     f"task '{task.name}' has pixels in [{images.min():g}, {images.max():g}], outside pixel_range "
-                    f"[{low:g}, {high:g}] of this model; make the Trainer with that of the stream"
+                    f"[{low:g}, {high:g}] of this model; make a Trainer with that of the stream"
                 )
 
     def _begin(self, images: TaskImages) -> TaskProgress:
-        """Prepare a task, or take it up again where a checkpoint left it."""
+        """Prepare a task, or continue it from a loaded checkpoint."""
         training, tensors = self.settings.training, self.replicas.tensors()
         start = {name: tensor.clone() for name, tensor in tensors.items()}
         for part in self.method.own_layers_first:
@@ -257,13 +257,13 @@ class Trainer:
         return progress
 
     def _continue(self, progress: TaskProgress, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Put back what the task had reached; the methods have begun it again from its starting point."""
+        """Restore the progress of the task; the methods have begun it again from its starting point."""
         put(self.replicas.tensors(), group(tensors, "model"))
         put(self.engine.state if self.method.tracks else {}, group(tensors, "state"))
         progress.load(tensors, record)
 
     def _snapshot(self) -> dict[str, Tensor]:
-        """Return what is kept and put back together: the model, and what the methods track along its way."""
+        """Return what is saved and restored together: the model, and the tensors that the methods track."""
         tracked = self.engine.state if self.method.tracks else {}
         return self.replicas.tensors() | prefixed("state", tracked)
 
@@ -308,10 +308,10 @@ class Trainer:
         watched = loss if training.stop_by == "loss" else bound
         improved = control.judge(training, epoch, plain, watched, broken, self.method.first_eligible)
         progress.take_snapshot(improved, self._snapshot())
-        if epoch + 1 < training.epochs:  # what came after the last one would be undone by `_finish`
+        if epoch + 1 < training.epochs:  # changes after the last one would be undone by `_finish`
             for part in self.method.parts:
                 part.after_epoch(self.replicas, images, epoch)
-        # Until an epoch may be the best one, a replica that diverges goes back to where the epoch before it ended.
+        # Before the first eligible epoch, a replica that diverges is reset to the end of the previous epoch.
         progress.take_snapshot(active & ~broken & np.isinf(control.best), self._snapshot())
         _forward(self.method.events(), observer)
         observer.epoch(self, event)
@@ -321,7 +321,7 @@ class Trainer:
         """Return the loss terms of the epoch, {split: {term: (R,)}}, and of validation the plain ELBO and the bound."""
         training, engine = self.settings.training, self.engine
         several = training.bound_samples > 1
-        if several:  # what several samples gain depends on the weight, so it is the full one
+        if several:  # the gain of several samples depends on the weight, so use the full one
             engine.kl_weight.fill_(training.kl_weight)
         valid = engine.validate()
         train = {name: engine.totals[name] / engine.steps_per_epoch for name in valid}
@@ -329,16 +329,16 @@ class Trainer:
         parts = numbers["valid"]
         plain = parts["reconstruction"] + parts["kl"]
         bound = parts["reconstruction"] + training.kl_weight * parts["kl"]
-        # The loss with full weight, of which that of the epoch's weight is taken off: adding up the penalties instead
-        # would round differently, and logged numbers and the choice of the best epoch would no longer be the same.
+        # The penalty is the loss minus the bound with the epoch's weight. Summing the penalties instead would round
+        # differently and change logged numbers and the choice of the best epoch.
         penalty = parts["loss"] - parts["reconstruction"] - engine.kl_weight[0].item() * parts["kl"]
         parts["loss"] = bound + penalty
-        if several:  # what is learned is tighter than its parts say
+        if several:  # the bound is tighter than the sum of its parts
             plain = bound = parts["loss"] - sum(values for name, values in parts.items() if name not in LOSS)
         return numbers, plain, bound
 
     def _recover(self, replica: int, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
-        """Put a diverged replica back to its snapshot with half the learning rate, or give it up."""
+        """Reset a diverged replica to its snapshot with half the learning rate, or give it up."""
         continues = progress.control.diverged(replica)
         progress.put_back(self._snapshot(), replica)
         progress.moments.forget(replica)
@@ -347,7 +347,7 @@ class Trainer:
         observer.event(divergence(images.index, progress.epoch, replica, retry))
 
     def _finish(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
-        """Restore the best snapshots and let the methods remember what they want to."""
+        """Restore the best snapshots and let the methods store their memory."""
         progress.put_back(self._snapshot())
         self.method.end_task(self.replicas, images)
         _forward(self.method.events(), observer)
@@ -358,7 +358,7 @@ class Trainer:
     # --- across restarts ----------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return everything needed to continue: tensors, and what JSON can hold."""
+        """Return everything needed to continue: tensors, and a record of plain values for JSON."""
         if self._saved is not None:  # loaded, and not yet continued
             return self._saved
         tensors = prefixed("memory", self.method.memory()) | prefixed("model", self.replicas.tensors())
@@ -376,7 +376,7 @@ class Trainer:
         return tensors, record
 
     def load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Take back what `state` returned; `learn` then continues the task it was in."""
+        """Restore a result of `state`; `learn` then continues an unfinished task."""
         with refused():
             self._load_state(tensors, record)
         self._unfinished = ""
@@ -391,7 +391,7 @@ class Trainer:
         self.task_steps = record["task_steps"]
         self.method.see(len(self.sizes))
         self.method.load_memory(group(tensors, "memory"), self.replicas, len(self.sizes), self.spec.pixels)
-        self.replicas.initialise()  # with the capacities of the tasks seen
+        self.replicas.initialise()  # with capacities for the tasks seen
         put(self.replicas.tensors(), group(tensors, "start" if in_task else "model"))
         self.progress, self._saved = None, (tensors, record) if in_task else None
 

@@ -1,4 +1,4 @@
-"""A trained model in other hands: on another device, with other settings for its next task, without its last images."""
+"""Copy a trained model: to another device, to other settings for its next task, or to plain values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from boovae.training.trainer import Trainer
 
 
 def copy_learned(source: Trainer, target: Trainer) -> None:
-    """Give a fresh trainer everything that another has learned; its pixels may have a wider range."""
+    """Copy everything learned to a new trainer, whose pixel range may be wider."""
     tensors, record = source.state()
     target.load_state({name: tensor.clone() for name, tensor in tensors.items()}, record)
     old, new = source.replicas.model.prior, target.replicas.model.prior
     if isinstance(old, VampPrior) and isinstance(new, VampPrior) and source.spec.pixel_range != target.spec.pixel_range:
-        # They are written as a share of the range: the images must stay where they are.
+        # Logits are relative to the range: convert them so that the images stay the same.
         logits = target.replicas.parameters["prior.logits"]
         logits.copy_(torch.logit(new.share(old.images(logits)), eps=1e-6))
 
@@ -33,7 +33,7 @@ def copied_to(trainer: Trainer, device: torch.device) -> Trainer:
 
 
 def to_plain(trainer: Trainer) -> dict[str, Any]:
-    """Return all that lasts of a trainer as plain values and arrays; its step and its graphs do not."""
+    """Return the state of a trainer as plain values and arrays, without its compiled step and graphs."""
     tensors, record = trainer.state()
     return {
         "settings": trainer.settings.flat(),
@@ -45,7 +45,7 @@ def to_plain(trainer: Trainer) -> dict[str, Any]:
 
 
 def from_plain(values: dict[str, Any], device: torch.device) -> Trainer:
-    """Return the trainer that `to_plain` took apart."""
+    """Rebuild a trainer from the result of `to_plain`."""
     spec = ImageSpec(values["shape"], values["pixel_range"], values["binarize"])
     settings = Settings().changed(**values["settings"])
     trainer = Trainer(settings, spec, device=device, compile=values["compile"])

@@ -1,4 +1,4 @@
-"""Mixtures that grow by a handful of components with each task; the prior of BooVAE is one of them."""
+"""Mixtures that gain a few components with each task; the prior of BooVAE is one of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.priors.prior import Density, Encoder, Prior
 
-#: The log-weight of an empty place: no mass, and finite gradients.
+#: The log-weight of an empty slot: no mass, but finite gradients.
 EMPTY = -1e4
-#: Room is made for this many finished tasks at a time, so that shapes, and compiled code, last for many tasks.
+#: Capacity grows by this number of tasks, so that shapes, and compiled code, stay valid for many tasks.
 ROOM = 10
 
 Scope = Literal["current", "full"]
@@ -22,9 +22,9 @@ Scope = Literal["current", "full"]
 class TaskMixture(Prior):
     """r(z) = Σ_s ρ_s Σ_k v_sk N(z; mean_sk, variance_sk): task masses ρ, weights v inside a task.
 
-    Components of finished tasks are stored Gaussians, or with `reencode` what the encoder makes of their pseudo-inputs
-    now. While a task is learned (`live`) its own components are what `current` says; `elbo` says whether its images are
-    scored by these alone or by the whole mixture.
+    Components of finished tasks are stored Gaussians or, with `reencode`, the current encodings of their pseudo-inputs.
+    While a task is learned (`live`), `current` returns its own components; `elbo` decides whether its images are scored
+    by these alone or by the whole mixture.
     """
 
     shares_mass = True
@@ -32,9 +32,9 @@ class TaskMixture(Prior):
     pseudo_inputs: Tensor  # (T, K, D) of finished tasks
     mean: Tensor  # (T, K, L)
     log_variance: Tensor  # (T, K, L)
-    log_weights: Tensor  # (T, K), each row adds up to one; rows without a task are empty
-    log_masses: Tensor  # (T,), adds up to one, together with `live_log_mass` while a task is learned
-    live_log_weights: Tensor  # (K,) of the task in training, adds up to one
+    log_weights: Tensor  # (T, K), each row sums to one; rows without a task are empty
+    log_masses: Tensor  # (T,), sum to one, together with `live_log_mass` while a task is learned
+    live_log_weights: Tensor  # (K,) of the task in training, sum to one
     live_log_mass: Tensor  # ()
 
     def __init__(
@@ -50,7 +50,7 @@ class TaskMixture(Prior):
         super().__init__()
         rows = ROOM * max(1, -(-tasks // ROOM))
         self.components = rows * components
-        self.seen = tasks  # rows that hold a task, the last one perhaps in training; the others are empty
+        self.seen = tasks  # number of rows that hold a task (the last may be in training); the others are empty
         self.live, self.elbo, self.reencode = False, elbo, reencode
         self.register_buffer("pseudo_inputs", torch.zeros(rows, components, pixels))
         self.register_buffer("mean", torch.zeros(rows, components, latent_dim))
@@ -66,7 +66,7 @@ class TaskMixture(Prior):
 
     @property
     def rows(self) -> int:
-        """How many rows are computed with: those of finished tasks; compiled code keeps empty ones and its shapes."""
+        """The number of rows used: those of finished tasks; compiled code includes empty rows to keep its shapes."""
         return len(self.log_masses) if torch.compiler.is_compiling() else max(self.seen - self.live, 1)
 
     @property
@@ -75,19 +75,19 @@ class TaskMixture(Prior):
         return DiagonalNormal(self.mean[: self.rows], self.log_variance[: self.rows])
 
     def stored(self, encoder: Encoder) -> DiagonalNormal:
-        """Return the Gaussians of finished tasks, (T, K, L), as they are or encoded again."""
+        """Return the Gaussians of finished tasks, (T, K, L), stored or re-encoded."""
         return encoder(self.pseudo_inputs[: self.rows]) if self.reencode else self.gaussians
 
     def encoded(self, encoder: Encoder) -> DiagonalNormal:
-        """Return what the encoder makes of the pseudo-inputs of finished tasks now, (T K, L)."""
+        """Return the current encodings of the pseudo-inputs of finished tasks, (T K, L)."""
         return encoder(self.pseudo_inputs[: self.rows].flatten(0, 1))
 
     def outward(self, mean: Tensor) -> Tensor:
-        """Return which latents the means of components stand for: themselves, unless there is a flow."""
+        """Map means of components to latents: the identity, unless there is a flow."""
         return mean
 
     def inward(self, z: Tensor) -> Tensor:
-        """Return where components would have to lie to stand for latents z: there, unless there is a flow."""
+        """Map latents z to the space of the components: the identity, unless there is a flow."""
         return z
 
     def before(self, encoder: Encoder) -> Density:
@@ -95,7 +95,7 @@ class TaskMixture(Prior):
         return self._mixture(torch.log_softmax(self.log_masses[: self.rows], 0), self.stored(encoder))
 
     def stored_mixture(self) -> DiagonalMixture:
-        """Return the mixture of all finished tasks as it was stored."""
+        """Return the stored mixture of all finished tasks."""
         return self._mixture(torch.log_softmax(self.log_masses[: self.rows], 0), self.gaussians)
 
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:
@@ -111,9 +111,9 @@ class TaskMixture(Prior):
         return DiagonalMixture(*(torch.cat(parts) for parts in zip(finished, current, strict=True)))
 
     def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-density at latents z (n, s, L) under the whole mixture and under each image's own task's.
+        """Return the log-density at latents z (n, s, L) under the whole mixture and under each image's own task.
 
-        One image (1, s, L) with many tasks (n,) is scored by each of them.
+        One image (1, s, L) with several tasks (n,) is scored by each of them.
         """
         mixture = self._mixture(self.log_masses[: self.rows], self.stored(encoder))
         scores = mixture.component_log_probs(z)  # (n, s, T K)
@@ -126,7 +126,7 @@ class TaskMixture(Prior):
         )
 
     def _mixture(self, log_masses: Tensor, parts: DiagonalNormal) -> DiagonalMixture:
-        """Return the components (T, K, L) of finished tasks as one mixture, the tasks with these masses (T,)."""
+        """Return the components (T, K, L) of finished tasks as one mixture with these task masses (T,)."""
         log_weights = log_masses.unsqueeze(1) + self.log_weights[: self.rows]
         return DiagonalMixture(log_weights.flatten(), parts.mean.flatten(0, 1), parts.log_variance.flatten(0, 1))
 
@@ -134,18 +134,18 @@ class TaskMixture(Prior):
     def scores_current(self) -> bool:
         """Whether images are scored by the components of their own task alone.
 
-        The mass of the task is then a constant; with the whole mixture, new images settle on old components.
+        The mass of the task is then a constant; under the whole mixture, new images would move to old components.
         """
         return self.live and self.elbo == "current"
 
     def for_training(self, encoder: Encoder, *, old: bool = False) -> tuple[Density, DiagonalNormal | None]:
-        """Return the task's own mixture (unless `elbo` is full), and how the encoder sees old pseudo-inputs now."""
+        """Return the task's own mixture (unless `elbo` is full), and the current encodings of old pseudo-inputs."""
         density = self.current(encoder) if self.scores_current else self.forward(encoder)
         return density, self.encoded(encoder) if old else None
 
 
 class BoostedPrior(TaskMixture):
-    """The prior of BooVAE: components are the encoder's posteriors at pseudo-inputs, with gradient while it learns."""
+    """The prior of BooVAE: components are the encoder's posteriors at pseudo-inputs, with gradients in training."""
 
     live_inputs: Tensor  # (K, D) of the task in training
 
@@ -154,17 +154,17 @@ class BoostedPrior(TaskMixture):
         self.register_buffer("live_inputs", torch.zeros(components, pixels))
 
     def component(self, encoder: Encoder, inputs: Tensor) -> DiagonalNormal:
-        """Return the components that pseudo-inputs (K, D) stand for."""
+        """Return the components of pseudo-inputs (K, D)."""
         return encoder(inputs)
 
     def current(self, encoder: Encoder) -> DiagonalMixture:
-        """Return the mixture of the encodings of the live pseudo-inputs, as the encoder sees them now."""
+        """Return the mixture of the current encodings of the live pseudo-inputs."""
         return DiagonalMixture(self.live_log_weights, *self.component(encoder, self.live_inputs))
 
     def for_training(self, encoder: Encoder, *, old: bool = False) -> tuple[Density, DiagonalNormal | None]:
-        """Return the task's own mixture (unless `elbo` is full), and how the encoder sees old pseudo-inputs now.
+        """Return the task's own mixture (unless `elbo` is full), and the current encodings of old pseudo-inputs.
 
-        They pass the encoder together with the live ones: on a GPU small products cost by their number.
+        All are encoded in one pass: on a GPU the cost of small products is their number.
         """
         if not (old and self.scores_current):
             return super().for_training(encoder, old=old)
@@ -175,7 +175,7 @@ class BoostedPrior(TaskMixture):
 
 
 class FreeMixture(TaskMixture):
-    """Components of the task in training are free Gaussians, learned with the networks."""
+    """A mixture whose live components are free Gaussians, learned with the networks."""
 
     def __init__(self, tasks: int, components: int, pixels: int, latent_dim: int, **options: Any) -> None:
         super().__init__(tasks, components, pixels, latent_dim, **options)

@@ -1,13 +1,13 @@
-"""A boosted prior behind a flow: v from a mixture, z = f(v) (the paper's appendix; spec 3).
+"""A boosted prior behind a flow: v from a mixture, z = f(v) (the paper's appendix).
 
     log π(z) = log p₀(f⁻¹(z)) + log |det J of f⁻¹ at z|
 
 The base p₀ is the boosted mixture, in v-space: the component of a pseudo-input u is N(f⁻¹(μ(u)), σ²(u)), so that with
-f = identity everything is as without a flow. f is a chain of affine couplings (RealNVP: Dinh, Sohl-Dickstein and
-Bengio, 2017) that starts as the identity.
+f = identity nothing differs from a prior without a flow. f is a chain of affine couplings (RealNVP: Dinh,
+Sohl-Dickstein and Bengio, 2017) that starts as the identity.
 
-Own lines instead of zuko: its couplings look up their mask's positions in every call, which neither `vmap` over stacked
-replicas nor a CUDA graph can take.
+zuko is not used because its couplings look up their mask's positions in every call, which neither `vmap` over stacked
+replicas nor a CUDA graph supports.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from boovae.model.distributions import DiagonalNormal
 from boovae.model.priors.boosted import BoostedPrior
 from boovae.model.priors.prior import Density, Encoder
 
-#: The log of a coupling's scale stays between −LIMIT and LIMIT: no step can make a layer singular.
+#: The log of a coupling's scale stays between −LIMIT and LIMIT: no training step can make a layer singular.
 LIMIT = 2.0
 
 
 class Coupling(nn.Module):
-    """One half of the latent, scaled and shifted as a network of the other half says."""
+    """Scale and shift one half of the latent by the outputs of a network that sees the other half."""
 
     def __init__(self, latent_dim: int, width: int, *, second: bool) -> None:
         super().__init__()
         self.cut, self.second = latent_dim // 2, second
         moved = latent_dim - self.cut if second else self.cut
         last = nn.Linear(width, 2 * moved)
-        nn.init.zeros_(last.weight)  # the identity, to begin with
+        nn.init.zeros_(last.weight)  # starts as the identity
         nn.init.zeros_(last.bias)
         self.net = nn.Sequential(nn.Linear(latent_dim - moved, width), nn.LeakyReLU(), last)
 
@@ -63,7 +63,7 @@ class Coupling(nn.Module):
 
 
 class Flow(nn.ModuleList):
-    """Couplings one after another, z = f(v); none of them is the identity.
+    """A chain of couplings, z = f(v); without any it is the identity.
 
     >>> v = torch.randn(3, 4)
     >>> z, log_det = Flow(4, layers=2, width=8)(v)
@@ -104,13 +104,13 @@ class Pushed(NamedTuple):
         return self.base.log_prob(v) + log_det
 
     def sample(self, uniform: Tensor, normal: Tensor) -> Tensor:
-        """Return latents (n, L); what is held at samples must not move them, so they carry no gradient."""
+        """Return latents (n, L) without gradient: penalties evaluated at samples must not move them."""
         z: Tensor = self.flow(self.base.sample(uniform, normal))[0]
         return z.detach()
 
 
 class FlowPrior(BoostedPrior):
-    """The boosted prior in v-space and the flow that takes it to z-space; stored Gaussians are in v-space."""
+    """The boosted prior in v-space and the flow that maps it to z-space; stored Gaussians are in v-space."""
 
     def __init__(
         self, tasks: int, components: int, pixels: int, latent_dim: int, *, layers: int, width: int, **options: Any
@@ -120,17 +120,17 @@ class FlowPrior(BoostedPrior):
             self.flow = Flow(latent_dim, layers, width)
 
     def component(self, encoder: Encoder, inputs: Tensor) -> DiagonalNormal:
-        """Return the components that pseudo-inputs stand for, in v-space."""
+        """Return the components of pseudo-inputs, in v-space."""
         mean, log_variance = encoder(inputs)
         return DiagonalNormal(self.inward(mean), log_variance)
 
     def inward(self, z: Tensor) -> Tensor:
-        """Return where places of z-space lie in v-space."""
+        """Map points of z-space to v-space."""
         v: Tensor = self.flow.inverse(z)[0]
         return v
 
     def outward(self, mean: Tensor) -> Tensor:
-        """Return where places of v-space lie in z-space."""
+        """Map points of v-space to z-space."""
         z: Tensor = self.flow(mean)[0]
         return z
 
@@ -157,5 +157,5 @@ class FlowPrior(BoostedPrior):
         return whole + log_det, own + log_det
 
     def for_training(self, encoder: Encoder, *, old: bool = False) -> tuple[Density, DiagonalNormal | None]:
-        """Return the prior with the task's own components alone (unless `elbo` is full); no penalty is for old ones."""
+        """Return the prior with the task's own components alone (unless `elbo` is full); no penalty needs old ones."""
         return (Pushed(self.current(encoder), self.flow) if self.scores_current else self.forward(encoder)), None

@@ -1,4 +1,4 @@
-"""What every prior offers."""
+"""The interface of priors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Density(Protocol):
 
 
 def kl(posterior: DiagonalNormal, z: Tensor, density: Density) -> Tensor:
-    """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its exact mean where there is one.
+    """Return log q(z | x) − log p(z) at the sample z (B, L): (B,), or its mean in closed form where there is one.
 
-    At several samples z (S, B, L) it is that of each, (S, B).
+    At several samples z (S, B, L) it is returned for each, (S, B).
     """
     if isinstance(density, StandardNormal) and z.dim() == posterior.mean.dim():
         return posterior.kl_to_standard()
@@ -34,14 +34,14 @@ def kl(posterior: DiagonalNormal, z: Tensor, density: Density) -> Tensor:
 
 
 class Prior(nn.Module, ABC):
-    """A module whose call returns the prior's distribution; priors of pseudo-inputs use the encoder for it.
+    """A module whose call returns the prior's distribution; priors with pseudo-inputs need the encoder for it.
 
-    The prior that scores is the prior that samples: both go through `forward`.
+    Scoring and sampling use the same distribution, that of `forward`.
     """
 
     #: Whether tasks share the prior's mass, so that a new task makes old images less likely by dilution alone.
     shares_mass = False
-    #: Components of the mixture; 0 if it is none.
+    #: Number of components; 0 if the prior is not a mixture.
     components = 0
 
     @abstractmethod
@@ -53,14 +53,14 @@ class Prior(nn.Module, ABC):
         return self.forward(encoder)
 
     def log_probs(self, encoder: Encoder, z: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log p(z) at latents z (n, s, L) of images of `tasks` (n,), and log p(z) under each one's own part."""
+        """Return log p(z) at latents z (n, s, L) of images of `tasks` (n,), whole and of their task's own part."""
         whole = self.forward(encoder).log_prob(z)
         return whole, whole
 
     def for_training(self, encoder: Encoder, *, old: bool = False) -> tuple[Density, DiagonalNormal | None]:
-        """Return the density that scores images of the task in training, and, if wanted, `old`.
+        """Return the density that scores images of the task in training and, with `old`, old components.
 
-        This is what the encoder makes of finished tasks' pseudo-inputs now (C, L), None where there are none. Each
-        pseudo-input passes the encoder once.
+        These are the current encodings of finished tasks' pseudo-inputs (C, L), or None if there are none. Each
+        pseudo-input is encoded once.
         """
         return self.forward(encoder), None

@@ -17,16 +17,15 @@ START_DEVIATION = 0.6
 class VampPrior(Prior):
     """r(z) = 1/K Σ_k q(z | u_k) with trainable pseudo-inputs u_k (Tomczak and Welling, 2018).
 
-    The pixels are kept in their range by a sigmoid, which lets the gradient through everywhere, where the hard
-    clamp of the original blocks saturated pixels.
+    A sigmoid keeps the pixels in their range; unlike the hard clamp of the original it has a gradient everywhere.
     """
 
     def __init__(self, components: int, pixels: int, pixel_range: tuple[float, float] = (0.0, 1.0)) -> None:
         super().__init__()
         self.components = components
         self.low, self.high = pixel_range
-        # Equal pseudo-inputs would have equal gradients and stay one component forever.
-        with torch.random.fork_rng(devices=[]):  # the networks start as they do with another prior
+        # Equal pseudo-inputs would have equal gradients and stay equal forever.
+        with torch.random.fork_rng(devices=[]):  # so that the networks start as with other priors
             self.logits = nn.Parameter(START_DEVIATION * torch.randn(components, pixels))
 
     @property
@@ -35,15 +34,15 @@ class VampPrior(Prior):
         return self.images(self.logits)
 
     def images(self, logits: Tensor) -> Tensor:
-        """Return the images (..., D) that parameters (..., D) stand for."""
+        """Return the images (..., D) of parameters (..., D)."""
         return self.low + (self.high - self.low) * torch.sigmoid(logits)
 
     def share(self, images: Tensor) -> Tensor:
-        """Return where pixels (..., D) lie in their range, from 0 to 1."""
+        """Return the relative position of pixels (..., D) in their range, from 0 to 1."""
         return (images - self.low) / (self.high - self.low)
 
     def logits_of(self, images: Tensor) -> Tensor:
-        """Return the parameters that make `images` (..., D) the pseudo-inputs, a little inside the pixel range."""
+        """Return the parameters that make `images` (..., D) the pseudo-inputs, moved slightly into the pixel range."""
         return torch.logit(0.02 + 0.96 * self.share(images))
 
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:

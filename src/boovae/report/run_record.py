@@ -1,4 +1,4 @@
-"""What a run says, as pages and warnings read it: typed events of its log, its numbers and pictures.
+"""The record of a run, which reports and warnings read: typed events of its log, numbers and pictures.
 
 `runs` reads run folders into these records (runs/reading.py); nothing here opens a file.
 """
@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from boovae.metrics.evaluation import Evaluation
-from boovae.metrics.typed import Count, Floats, PerReplica, TaskIndex, absent, axes
+from boovae.metrics.schema import Count, Floats, PerReplica, TaskIndex, absent, axes
 
-#: Pixels of one image; more are a broken file.
+#: Most pixels of an image; more mean a broken file.
 MOST_PIXELS = 10**8
 
 Side = Annotated[int, msgspec.Meta(ge=1, lt=MOST_PIXELS)]
@@ -24,7 +24,7 @@ Side = Annotated[int, msgspec.Meta(ge=1, lt=MOST_PIXELS)]
 
 
 class Split(msgspec.Struct, frozen=True):
-    """How the data were split, as far as it is read again."""
+    """How the data were split: the fields that are read again."""
 
     digest: str
     binarize: str = "none"
@@ -32,7 +32,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True, tag="run", tag_field="event"):
-    """The first event: what is learned, and from what."""
+    """The first event: method, data and seeds of the run."""
 
     seeds: list[int]
     method: str
@@ -46,7 +46,7 @@ class Head(msgspec.Struct, frozen=True, tag="run", tag_field="event"):
 
 
 class Extension(msgspec.Struct, frozen=True, tag="extend", tag_field="event"):
-    """A task that was not planned begins."""
+    """A task was added to a finished run."""
 
     task: TaskIndex
     name: str
@@ -76,7 +76,7 @@ class Epoch(msgspec.Struct, frozen=True, eq=False, tag="epoch", tag_field="event
     epoch: Count
     train: Terms = Terms()
     valid: Terms = Terms()
-    active: PerReplica = absent()  # 0: this replica has stopped
+    active: PerReplica = absent()  # 0 for a replica that has stopped
 
     def term(self, split: str, name: str) -> Floats:
         """Return a term of the loss, [R]; NaN for a replica that has stopped."""
@@ -84,7 +84,7 @@ class Epoch(msgspec.Struct, frozen=True, eq=False, tag="epoch", tag_field="event
 
 
 class Divergence(msgspec.Struct, frozen=True, tag="divergence", tag_field="event"):
-    """A replica left the finite numbers."""
+    """A replica diverged: its numbers are no longer finite."""
 
     task: TaskIndex
     epoch: Count
@@ -108,7 +108,7 @@ class ComponentsLearned(msgspec.Struct, frozen=True, eq=False, tag="components",
 
 
 class Pruning(msgspec.Struct, frozen=True, eq=False, tag="prune", tag_field="event"):
-    """Components of a task were dropped after it had ended."""
+    """Components of a task were dropped after the task had ended."""
 
     task: TaskIndex
     dropped: PerReplica
@@ -116,7 +116,7 @@ class Pruning(msgspec.Struct, frozen=True, eq=False, tag="prune", tag_field="eve
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", tag_field="event"):
-    """What a method had to say."""
+    """A remark of a method."""
 
     task: TaskIndex
     text: str
@@ -131,7 +131,7 @@ class Timing(msgspec.Struct, frozen=True, tag="task", tag_field="event"):
     steps: float = float("nan")
 
 
-#: Events that are read, by kind; a method's own kinds are passed over.
+#: Events that are read, by kind; methods may write other kinds, which are skipped.
 EVENTS: dict[str, type[msgspec.Struct]] = {
     "run": Head,
     "extend": Extension,
@@ -154,9 +154,9 @@ class Component(msgspec.Struct, frozen=True):
     task: TaskIndex
     component: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]  # its place in the task
     pseudo_input: bytes  # PNG; base64 in the file
-    decoded: bytes  # PNG: what the decoder makes of it
+    decoded: bytes  # PNG: its reconstruction by the decoder
     weight: float | None = None  # inside its task
-    cost: float | None = None  # nats that dropping it costs; None for the only one of its task
+    cost: float | None = None  # in nats, of dropping it; None if it is the task's only one
 
 
 class ComponentsFile(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ class ComponentsFile(msgspec.Struct, frozen=True):
 
 
 class Codes(msgspec.Struct, frozen=True, eq=False):
-    """Places of some test images of one task."""
+    """Codes of some test images of one task."""
 
     task: TaskIndex
     points: Annotated[Floats, axes("points", "two")]
@@ -182,12 +182,12 @@ class Place(msgspec.Struct, frozen=True, eq=False):
 
 
 class LatentMap(msgspec.Struct, frozen=True, eq=False):
-    """The plane in which the first replica's codes spread most, in `latents.json`."""
+    """The plane in which the first replica's codes are spread most, in `latents.json`."""
 
     codes: list[Codes]
     components: list[Place]
     explained: Annotated[Floats, axes("two")] = absent()  # the axes' shares of the variance
-    separate: bool = False  # every task has a latent space of its own
+    separate: bool = False  # every task has its own latent space
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class LatentMap(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True)
 class Gain:
-    """How near a task's mixture comes to its aggregated posterior: −E[log m] with different numbers of components."""
+    """−E[log m], the divergence of a task's mixture from its aggregated posterior, by number of components."""
 
     sizes: Floats  # n
     divergence: Floats  # n x [R]
@@ -203,11 +203,11 @@ class Gain:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run says, in order of the tasks."""
+    """Everything that is read from a run, in order of the tasks."""
 
-    path: str  # of its folder
+    path: str  # of the run folder
     head: Head
-    planned: int  # tasks, extensions among them
+    planned: int  # number of tasks, including extensions
     task_names: dict[int, str]
     class_names: dict[int, str]
     epochs: list[Epoch]
@@ -223,7 +223,7 @@ class RunRecord:
     samples: dict[int, bytes] = field(default_factory=dict)  # PNG
     components: list[Component] = field(default_factory=list)
     latents: LatentMap | None = None
-    notes: list[str] = field(default_factory=list)  # what could not be read
+    notes: list[str] = field(default_factory=list)  # files that could not be read
 
     @property
     def name(self) -> str:
@@ -251,7 +251,7 @@ class RunRecord:
         return bool(self.evaluations) and self.evaluations[-1].learned >= self.planned
 
     def task_name(self, task: int) -> str:
-        """Return the name of a task, or its number from 1 where it has none."""
+        """Return the name of a task, or its number from 1 if it has none."""
         return self.task_names.get(task, f"task {task + 1}")
 
     def classes(self, evaluation: Evaluation) -> list[str]:
@@ -262,5 +262,5 @@ class RunRecord:
         return [self.class_names.get(number, str(number)) for number in counted]
 
     def seconds(self, what: str) -> float:
-        """Return the wall time of all tasks: what is "train" or "evaluate"."""
+        """Return the wall time of all tasks; `what` is "train" or "evaluate"."""
         return float(sum(getattr(timing, f"{what}_seconds") for timing in self.timings.values()))

@@ -1,4 +1,4 @@
-"""Partial sums of a long metric: kept in a checkpoint, they let a killed evaluation continue where it was."""
+"""Partial results of long metrics: saved in a checkpoint, they let a killed evaluation continue where it stopped."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Step = TypeVar("Step")
 
 
 @dataclass
-class PartialSums:
-    """What a computation has come to so far, and how many of its steps are in that.
+class PartialResult:
+    """The values that a computation has accumulated, and how many of its steps they include.
 
-    The plan says how the work is cut, in words of JSON: what was kept of another one is of no use.
+    The plan, as JSON, describes how the work is cut into steps; values of another plan are discarded.
     """
 
     plan: dict[str, Any] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class PartialSums:
     done: int = 0
 
     def begin(self, plan: dict[str, Any], values: Tensor) -> Tensor:
-        """Return where to add up: `values`, or, if this plan was begun before, what it had come to."""
+        """Return the tensor to accumulate in: `values`, or the saved one if this plan was begun before."""
         if plan != self.plan:
             self.plan, self.values, self.done = plan, values, 0
         found, wanted = ((tuple(one.shape), one.dtype) for one in (self.values, values))
@@ -35,7 +35,7 @@ class PartialSums:
         return self.values
 
     def rest(self, steps: Sequence[Step], progress: Callable[[float], None] | None = None) -> Iterator[Step]:
-        """Yield the steps that are not done yet; each is done when the next is asked for, and `progress` is told."""
+        """Yield the remaining steps and call `progress` after each; a step is done when the next is requested."""
         check("done", self.done, self.done <= len(steps))
         for step in steps[self.done :]:
             yield step
@@ -44,19 +44,19 @@ class PartialSums:
                 progress(self.done / len(steps))
 
 
-def state(partial: Mapping[str, PartialSums]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what a checkpoint keeps of them: tensors, and what JSON can hold."""
+def state(partial: Mapping[str, PartialResult]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what a checkpoint saves: tensors and a JSON record."""
     if not partial:
         return {}, {}
     record = {name: {"plan": sums.plan, "done": sums.done} for name, sums in partial.items()}
     return prefixed("tally", {name: sums.values for name, sums in partial.items()}), {"tally": record}
 
 
-def load_state(tensors: dict[str, Tensor], record: dict[str, Any]) -> dict[str, PartialSums]:
-    """Take back what `state` returned; what a stranger changed is refused, here or where it is used."""
+def load_state(tensors: dict[str, Tensor], record: dict[str, Any]) -> dict[str, PartialResult]:
+    """Restore the result of `state`; forged values are refused, here or when they are used."""
     values, partial = group(tensors, "tally"), {}
     for name, kept in record.get("tally", {}).items():
         plan, done = kept["plan"], kept["done"]
         check("done", done, whole(done) and done >= 0)
-        partial[name] = PartialSums(dict(plan), values[name], done)
+        partial[name] = PartialResult(dict(plan), values[name], done)
     return partial

@@ -1,0 +1,52 @@
+"""Evaluate the model of a run again, as it is now, and change nothing in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from boovae.errors import InputError
+from boovae.metrics.evaluation import Evaluation
+from boovae.metrics.features import check_names
+from boovae.metrics.measure import evaluate, sample_networks
+from boovae.metrics.metric import USUAL, check_metrics
+from boovae.runs.data import learned_images
+from boovae.runs.progress import Display
+from boovae.runs.train import load_trainer
+
+
+def evaluate_run(
+    folder: Path,
+    *,
+    samples: int | None = None,
+    generated: int | None = None,
+    metrics: Sequence[str] = USUAL,
+    features: Sequence[str] = ("classifier",),
+    data_dir: Path | None = None,
+    device: str = "auto",
+    display: Display,
+) -> Evaluation:
+    """Measure the model of the run in `folder` on the images that are available; None keeps the run's setting."""
+    check_names(features)
+    check_metrics(metrics)
+    run, trainer = load_trainer(folder, device, display)
+    with run:
+        past = learned_images(run.settings, run.head(), run.events("extend"), data_dir)
+        tasks = past.tasks[: trainer.tasks_done]
+        if not any(tasks):
+            why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
+            raise InputError(f"none of the images that {folder} has learned can be found: {why}")
+        changed = {"samples": samples, "generated": generated}
+        trainer.settings = trainer.settings.changed(**{name: n for name, n in changed.items() if n is not None})
+        if past.missing:
+            display.note(past.explain())
+        networks = sample_networks(past.stream, trainer, metrics, display.note, features, data_dir)
+        return evaluate(
+            trainer,
+            tasks,
+            networks.classifier,
+            run.evaluations[: trainer.tasks_done - 1],
+            metrics=metrics,
+            references=networks.references,
+            progress=display.evaluating,
+        )
