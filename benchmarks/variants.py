@@ -18,8 +18,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from boovae.metrics.measure import sample_networks
-
 from boovae.bench.cells import Variant
 from boovae.cli.terminal import print_rows
 from boovae.config import Settings
@@ -27,6 +25,7 @@ from boovae.data import Stream
 from boovae.errors import InputError, as_flag
 from boovae.methods import make_method, resolve
 from boovae.metrics.features import check_names
+from boovae.metrics.measure import sample_networks
 from boovae.metrics.reference import Reference
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import load_data

@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from boovae.metrics.measure import evaluate
 from torch import Tensor
 
 from boovae.config import Settings
 from boovae.data import Stream, load_stream
 from boovae.methods import resolve
+from boovae.metrics.measure import evaluate
 from boovae.model.priors.boosted import EMPTY
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from boovae.metrics.measure import evaluate
 
 from boovae.data import Stream
 from boovae.errors import InputError
 from boovae.methods import make_method
 from boovae.metrics.cost import ledger
 from boovae.metrics.likelihood import log_likelihood
+from boovae.metrics.measure import evaluate
 from boovae.model.vae import VAE
 from boovae.runs.inspection import components
 from boovae.training.sampling import generate

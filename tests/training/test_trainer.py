@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from boovae.metrics.measure import evaluate
 from torch import Tensor
 
 from boovae.data import load_stream
 from boovae.errors import InputError
+from boovae.metrics.measure import evaluate
 from boovae.model.vae import VAE
 from boovae.replicas import stacked as replicas_module
 from boovae.replicas.randomness import Draw
