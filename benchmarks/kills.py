@@ -92,7 +92,7 @@ def _evaluation(number: int, stop: Stop) -> None:
     module, name, calls = [
         ("boovae.metrics.likelihood", "_weigh", 9 * number),
         ("boovae.metrics.reference", "precision_recall", 1 + number // 2),
-        ("boovae.metrics.evaluation", "generate", 1 + number // 3),
+        ("boovae.metrics.metric", "Context.samples.func", 1 + number // 3),
     ][number % 3]
     _counted(module, name, calls, stop)
 

@@ -50,6 +50,11 @@ def test_the_whole_drill_kills_at_least_fifty_times_at_every_moment() -> None:
     assert drill.FULL.bench_kills
 
 
+def test_every_moment_of_a_kill_is_a_place_in_the_program() -> None:
+    code = "import kills; [stop(number, print) for stop in kills.MOMENTS.values() for number in range(3)]"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT / "benchmarks", check=True, timeout=60)
+
+
 def test_a_run_that_is_killed_in_an_evaluation_has_kept_some_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
