@@ -196,7 +196,7 @@ REFUSED = {
     "--method anchor --anchor-after 0": "--anchor-after is 0; it must be a whole number of at least 1",
     "--method anchor --anchor-after 1.5": "--anchor-after",
     "--method anchor --anchor-norm squars": "invalid choice 'squars' for argument '--anchor-norm'",
-    "--method anchor --strengths anchor_pull=3": "each setting of a method has its own flag, for example --ewc-strength 3",
+    "--method anchor --strengths anchor_pull=3": "each setting of a method has its own flag",
     "--method anchor --config own.toml": "unknown value for --anchor-norm 'squars': did you mean 'squares'?",
 }
 ALL_REFUSED = """
