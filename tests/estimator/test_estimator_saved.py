@@ -44,7 +44,7 @@ def test_a_saved_model_continues_as_if_never_saved(tmp_path: Path) -> None:
 
 def test_saving_replaces_nothing_but_a_saved_model(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="something else"):
+    with pytest.raises(InputError, match="something other"):
         quick().fit(grey()).save(tmp_path)
     assert (tmp_path / "letter.txt").read_text() == "dear"
     with pytest.raises(InputError, match="not a run folder"):
@@ -66,7 +66,7 @@ def test_a_run_of_the_command_line_loads_as_an_estimator(tmp_path: Path) -> None
     run.close()
     assert torch.equal(generate(trainer, 5), generate(model.trainer_, 5))
     assert model.partial_fit(stream[2].train.images.view(-1, 8, 8)).n_tasks_ == 3
-    with pytest.raises(InputError, match="something else"):
+    with pytest.raises(InputError, match="something other"):
         model.save(folder)
     several = train(tiny(replicas=2, tasks=1), stream, tmp_path / "several", metrics=())
     with pytest.raises(InputError, match="2 replicas"):
