@@ -8,25 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from boovae.config import Settings, to_toml
+from boovae.methods import REGISTRY, is_method, resolve
+from boovae.metrics.evaluation import evaluation_event, read_evaluation
 from boovae.report import save_grid
-
-CONFIG = """\
-method = "{method}"
-
-[data]
-dataset = "mnist"
-
-[model]
-net = "mlp"
-latent_dim = 40
-components = 15
-
-[training]
-replicas = 5
-epochs = 500
-learning_rate = 5e-4
-"""
+from boovae.runs.environment import environment
+from boovae.runs.folder import RunFolder
+from boovae.runs.train import run_event
+from boovae.training.events import divergence, epoch_end
 
 
 def make_run(
@@ -46,18 +37,11 @@ def make_run(
     done = tasks if done is None else done
     names = names or [f"digit {t}" for t in range(tasks)]
     rng = np.random.default_rng(3)
-    seeds = list(range(replicas))
-    events: list[dict[str, Any]] = [
-        {
-            "event": "run",
-            "format": 1,
-            "replicas": replicas,
-            "seeds": seeds,
-            "method": method,
-            "dataset": "mnist",
-        }
-        | {"shape": [28, 28], "tasks": names, "split": {"how": "by class", "digest": "5f1c", "binarize": "none"}}
-    ]
+    known = method if is_method(method) else "boo"  # a hostile log may name anything
+    given = {"dataset": "mnist", "method": known, "replicas": replicas, "epochs": 500, "learning_rate": 5e-4}
+    settings = resolve(given)
+    split = {"how": "by class", "digest": "5f1c", "binarize": "none"}
+    events: list[dict[str, Any]] = [run_event(settings, (28, 28), (0.0, 1.0), names, split) | {"method": method}]
     learned: list[np.ndarray[Any, Any]] = []
     for task in range(min(done + 1, tasks)):
         images = {"train": 5000, "valid": 1000, "test": 1000}
@@ -66,8 +50,7 @@ def make_run(
         if task == done:
             break  # a run stopped in the middle of a task
         if frozen is not None and task == 4:
-            diverged = {"event": "divergence", "task": task, "epoch": 7, "replica": frozen}
-            events += [diverged | {"retry": retry} for retry in (1, 2, "frozen")]
+            events += [divergence(task, 7, frozen, retry) for retry in (1, 2, "frozen")]
         per_replica = [[epochs] * replicas, [epochs - 9] * replicas, [101.5] * replicas]
         events.append(
             {"event": "task_end", "task": task}
@@ -75,24 +58,26 @@ def make_run(
         )
         learned.append(75 + 20 * rng.random() + rng.normal(0, 0.6, replicas))
         events.append(_evaluation(rng, learned, forget, accuracy, effective, frozen if task >= 4 else None))
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(CONFIG.format(method=method))
-    environment = {
-        "boovae": "0.1.0",
-        "python": "3.11.7",
-        "torch": "2.6.0",
-        "device": "cpu",
-        "command": "boovae train",
-    }
-    (folder / "environment.json").write_text(json.dumps(environment))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return _written(folder, settings, events, rng, done)
+
+
+def _written(
+    folder: Path, settings: Settings, events: list[dict[str, Any]], rng: np.random.Generator, done: int
+) -> Path:
+    """Write the files of a run that has learned so many tasks."""
+    places = RunFolder(folder)
+    places.samples.mkdir(parents=True)
+    places.config.write_text(to_toml(settings, REGISTRY.sections(settings.method)))
+    made_with = environment(torch.device("cpu"), False, "boovae train")
+    places.environment.write_text(json.dumps(made_with))
+    places.log.write_text("".join(json.dumps(event) + "\n" for event in events))
     times = [
         {"event": "task", "task": t, "train_seconds": 31.5 + t, "evaluate_seconds": 4.2 + t, "steps": 800}
         for t in range(done)
     ]
-    (folder / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in times))
+    places.timing.write_text("".join(json.dumps(line) + "\n" for line in times))
     for task in range(done):
-        save_grid(folder / "samples" / f"task_{task:02d}.png", rng.random((36, 784)), (28, 28), scale=1)
+        save_grid(places.sample_grid(task), rng.random((36, 784)), (28, 28), scale=1)
     return folder
 
 
@@ -103,16 +88,9 @@ def _epoch_events(rng: np.random.Generator, task: int, epochs: int, replicas: in
         reconstruction = 72 + (400 if task == 0 else 90) * np.exp(-epoch / 4) + rng.normal(0, 0.6, replicas)
         valid = {"loss": kl + reconstruction + 2, "reconstruction": reconstruction + 2, "kl": kl}
         train = {"loss": kl + reconstruction, "reconstruction": reconstruction, "kl": kl}
-        active = [epoch < epochs - r for r in range(replicas)]
-        events.append(
-            {"event": "epoch", "task": task, "epoch": epoch}
-            | {
-                "train": _lists(train),
-                "valid": _lists(valid),
-                "learning_rate": [5e-4] * replicas,
-                "active": active,
-            }
-        )
+        active = np.array([epoch < epochs - r for r in range(replicas)])
+        numbers = {"train": train, "valid": valid}
+        events.append(epoch_end(task, epoch, numbers, np.full(replicas, 5e-4), active))
     return events
 
 
@@ -137,7 +115,7 @@ def _evaluation(
         nll[frozen] = np.nan
     memory = {"pseudo_inputs": 15 * seen * 784 * 4, "component_weights": 15 * seen * 4}
     samples = np.full((seen, replicas), effective)
-    return {
+    data = {
         "event": "evaluation",
         "task": seen - 1,
         "nll": _lists({"pooled": nll, "per_task": pooled, "own": own, "effective_samples": samples})
@@ -162,6 +140,7 @@ def _evaluation(
             "parameters": 699_080,
         },
     }
+    return evaluation_event(read_evaluation(data, "a made-up run", replicas))
 
 
 def _lists(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:

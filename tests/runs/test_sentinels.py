@@ -63,7 +63,8 @@ def test_a_collapsed_posterior(tmp_path: Path) -> None:
     assert "no latent dimension varies between the images of task “digit 1”" in text
     assert "--kl-warmup 50 or a --kl-weight below 1 helps" in text
     config = (few / "config.toml").read_text()
-    (few / "config.toml").write_text("kl_warmup = 50\nkl_weight = 0.5\n" + config)
+    warmer = config.replace("kl_warmup = 0", "kl_warmup = 50").replace("kl_weight = 1.0", "kl_weight = 0.5")
+    (few / "config.toml").write_text(warmer)
     assert "--kl-warmup 100 or a --kl-weight below 0.5 helps" in kinds(few)["collapse"]
 
 
@@ -232,5 +233,6 @@ def test_a_run_says_on_the_terminal_what_the_report_says(tmp_path: Path, capsys:
 def test_settings_that_are_no_numbers_do_not_stop_the_page(tmp_path: Path) -> None:
     run = changed(make_run(tmp_path / "run", tasks=2), lambda e: e["posterior"].update(active_units=[[0] * 5] * 2))
     config = (run / "config.toml").read_text()
-    (run / "config.toml").write_text('kl_warmup = "soon"\nkl_weight = []\n' + config)
+    damaged = config.replace("kl_warmup = 0", 'kl_warmup = "soon"').replace("kl_weight = 1.0", "kl_weight = []")
+    (run / "config.toml").write_text(damaged)
     assert "--kl-warmup 50 or a --kl-weight below 1 helps" in kinds(run)["collapse"]

@@ -63,27 +63,18 @@ def test_importing_the_package_imports_nothing_heavy_until_a_name_is_used() -> N
 
 
 HELP = """
-import sys, time
+import sys
 from boovae.cli.main import main
 
 main(["--help"])
-print({"torch", "numpy", "sklearn"} & set(sys.modules), time.process_time() < 0.5, file=sys.stderr)
+print({"torch", "numpy", "sklearn"} & set(sys.modules), file=sys.stderr)
 """
 
 
-def test_help_answers_in_half_a_second_without_torch() -> None:
+def test_help_answers_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False, timeout=60)
     assert "commands:" in done.stdout
-    assert done.stderr.strip() == "set() True"  # seconds of the processor: others may be at work on this machine
-
-
-def test_importing_the_package_costs_less_than_half_as_much_again_as_torch() -> None:
-    def seconds(statement: str) -> float:
-        code = f"import time; {statement}; print(time.process_time())"
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-        return float(answer.stdout)
-
-    assert seconds("import boovae") < 1.5 * seconds("import torch")
+    assert done.stderr.strip() == "set()"
 
 
 def test_every_file_beside_the_sources_is_installed_with_them() -> None:
