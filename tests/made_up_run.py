@@ -64,7 +64,7 @@ def make_run(
 def _written(
     folder: Path, settings: Settings, events: list[dict[str, Any]], rng: np.random.Generator, done: int
 ) -> Path:
-    """Write the files of a run that has learned so many tasks."""
+    """Write the files of a run that has learned `done` tasks."""
     places = RunFolder(folder)
     places.samples.mkdir(parents=True)
     places.config.write_text(to_toml(settings, REGISTRY.sections(settings.method)))

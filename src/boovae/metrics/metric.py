@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -85,7 +86,7 @@ class Number:
     remark: str = ""  # after the number, on the terminal
 
 
-class Metric:
+class Metric(ABC):
     """A metric; `METRICS` holds one object of each."""
 
     #: Its name for `--metric`.
@@ -107,9 +108,9 @@ class Metric:
         """All names that request it."""
         return self.aliases | {self.name}
 
+    @abstractmethod
     def measure(self, context: Context) -> Any:
         """Return its section; outside the package a mapping of names to arrays (R,) or seen x (R,)."""
-        raise NotImplementedError
 
     def numbers(self, section: Any) -> Iterable[Number]:
         """Return the numbers of a section and where to show them; by default all of them everywhere."""
