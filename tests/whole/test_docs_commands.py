@@ -166,9 +166,11 @@ def visit(words: list[str]) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        with urllib.request.urlopen(address, timeout=20) as answer:
-            assert b"What it imagines" in answer.read()
-        process.terminate()
+        try:
+            with urllib.request.urlopen(address, timeout=20) as answer:
+                assert b"Your own image" in answer.read()
+        finally:  # or the test would wait for it forever
+            process.terminate()
     assert process.returncode == 0
     print(address)
 
