@@ -18,7 +18,9 @@ from boovae.model.likelihoods import (
     PROBABILITY_FLOOR,
     Bernoulli,
     Laplace,
+    LearnedNormal,
     Logistic,
+    LogisticMixture,
     Normal,
     make_likelihood,
 )
@@ -215,7 +217,7 @@ def test_likelihoods_are_made_by_name(name: str) -> None:
     assert make_likelihood(name).name == name
 
 
-@pytest.mark.parametrize("name", sorted(LIKELIHOODS))
+@pytest.mark.parametrize("name", sorted(name for name, kind in LIKELIHOODS.items() if kind().parameters == 1))
 def test_better_outputs_are_more_likely(name: str) -> None:
     likelihood = make_likelihood(name)
     x = torch.tensor([[0.1, 0.8, 0.5]])
@@ -224,6 +226,114 @@ def test_better_outputs_are_more_likely(name: str) -> None:
     for change in (-0.5, 0.5):
         assert (likelihood.log_prob(output + change, x) < best).all()
     torch.testing.assert_close(likelihood.mean(output), x)
+
+
+# --- a normal density whose variance is predicted ---------------------------------------------------------------------
+
+
+def outputs(likelihood: LearnedNormal | LogisticMixture, *lead: int, pixels: int, spread: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    shape = (*lead, likelihood.parameters * pixels)
+    return spread * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def test_learned_noise_is_the_normal_density_of_scipy() -> None:
+    likelihood = LearnedNormal()
+    output, x = outputs(likelihood, 4, pixels=6), logits_and_pixels(4, 6)[1]
+    mean, raw = output[:, :6].numpy(), output[:, 6:].numpy()
+    log_variance = likelihood.floor + np.logaddexp(0, raw - likelihood.floor)
+    wanted = stats.norm.logpdf(x.numpy(), mean, np.exp(log_variance / 2)).sum(-1)
+    np.testing.assert_allclose(likelihood.log_prob(output, x).numpy(), wanted)
+
+
+def test_learned_noise_has_a_floor_so_a_constant_column_has_a_finite_density() -> None:
+    likelihood = LearnedNormal()
+    output = torch.tensor([0.0, -1e4], dtype=torch.float64)
+    most = likelihood.log_prob(output, torch.zeros(1, dtype=torch.float64)).item()
+    assert most == pytest.approx(0.5 * 6 - 0.5 * math.log(2 * math.pi))
+
+
+@pytest.mark.parametrize("side", ["symmetric", "forward", "reverse"])
+def test_divergence_of_learned_noise_is_that_of_torch_distributions(side: Side) -> None:
+    likelihood = LearnedNormal()
+    one, other = outputs(likelihood, 3, pixels=5), outputs(likelihood, 3, pixels=5).flip(0) * 0.5
+    p, q = (
+        torch.distributions.Normal(normal.mean, (normal.log_variance / 2).exp())
+        for normal in map(likelihood.gaussian, (one, other))
+    )
+    forward, reverse = (torch.distributions.kl_divergence(*pair).sum(-1) for pair in ((p, q), (q, p)))
+    wanted = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}[side]
+    torch.testing.assert_close(likelihood.divergence(one, other, side), wanted)
+
+
+def test_learned_noise_is_what_samples_have() -> None:
+    likelihood = LearnedNormal()
+    output = torch.tensor([1.0, -2.0, 0.5, -3.0], dtype=torch.float64)
+    uniform = torch.rand(20_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn, normal = likelihood.draw(output, uniform), likelihood.gaussian(output)
+    for column in range(2):
+        scale = (normal.log_variance[column] / 2).exp().item()
+        assert stats.kstest(drawn[:, column].numpy(), "norm", (normal.mean[column].item(), scale)).pvalue > 1e-3
+
+
+# --- a mixture of discretised logistic distributions ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pixel_range", [(0.0, 1.0), (-1.0, 1.0)])
+def test_probabilities_of_the_256_values_add_up_to_one(pixel_range: tuple[float, float]) -> None:
+    low, high = pixel_range
+    likelihood = LogisticMixture(low, high)
+    values = torch.linspace(low, high, 256, dtype=torch.float64).unsqueeze(-1)
+    for output in outputs(likelihood, 20, pixels=1, spread=3.0):
+        assert likelihood.log_prob(output, values).exp().sum().item() == pytest.approx(1.0, abs=1e-9)
+
+
+def test_a_mixture_equals_differences_of_the_distribution_function() -> None:
+    likelihood, pixels = LogisticMixture(), 5
+    output = outputs(likelihood, 8, pixels=pixels)
+    x = torch.randint(1, 255, (8, pixels), generator=torch.Generator().manual_seed(0)).double() / 255
+    blocks = output.numpy().reshape(8, 3, 3, pixels)
+    weights = np.exp(blocks[:, 0]) / np.exp(blocks[:, 0]).sum(1, keepdims=True)
+    mean = blocks[:, 1] + np.array([-0.5, 0.0, 0.5])[:, None]
+    scale = np.exp(np.clip(blocks[:, 2] - 1.5, -7, 2))
+    value = 2 * x.numpy()[:, None] - 1
+    upper, lower = (stats.logistic.cdf(value + edge / 255, mean, scale) for edge in (1, -1))
+    wanted = np.log((weights * (upper - lower)).sum(1)).sum(-1)
+    np.testing.assert_allclose(likelihood.log_prob(output, x).numpy(), wanted, rtol=1e-6)
+
+
+def test_samples_of_a_mixture_follow_its_probabilities() -> None:
+    likelihood = LogisticMixture()
+    output = outputs(likelihood, pixels=1, spread=2.0)
+    uniform = torch.rand(50_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = likelihood.draw(output.expand(len(uniform), -1), uniform)
+    values = torch.arange(256, dtype=torch.float64) / 255
+    assert (drawn * 255 - (drawn * 255).round()).abs().max().item() < 1e-9  # 8-bit values
+    counts = torch.bincount((drawn[:, 0] * 255).round().long(), minlength=256).numpy()
+    expected = likelihood.log_prob(output, values.unsqueeze(-1)).exp().numpy() * len(uniform)
+    many = expected > 20
+    assert (
+        stats.chisquare(
+            np.append(counts[many], counts[~many].sum()),
+            np.append(expected[many], expected[~many].sum()),
+            sum_check=False,
+        ).pvalue
+        > 1e-3
+    )
+    assert drawn.mean().item() == pytest.approx(float((values.numpy() * expected).sum() / len(uniform)), abs=5e-3)
+
+
+@pytest.mark.parametrize("side", ["symmetric", "forward", "reverse"])
+def test_the_bound_of_a_mixtures_divergence_lies_above_the_divergence(side: Side) -> None:
+    likelihood = LogisticMixture()
+    one, other = outputs(likelihood, 30, pixels=1), 0.3 * outputs(likelihood, 30, pixels=1).flip(0)
+    values = (torch.arange(256, dtype=torch.float64) / 255).view(-1, 1, 1)
+    p, q = likelihood.log_prob(one, values), likelihood.log_prob(other, values)
+    forward, reverse = (p.exp() * (p - q)).sum(0), (q.exp() * (q - p)).sum(0)
+    truth = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}[side]
+    bound = likelihood.divergence(one, other, side)
+    assert (bound > truth).all()
+    torch.testing.assert_close(likelihood.divergence(one, one, side), torch.zeros(30, dtype=torch.float64))
 
 
 def test_unknown_likelihood_names_the_nearest() -> None:

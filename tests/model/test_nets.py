@@ -160,3 +160,58 @@ def test_pictures_that_cannot_be_halved_are_refused(shape: tuple[int, ...], mess
     with pytest.raises(InputError, match=message) as caught:
         make_nets("conv:8", shape, 3, RANGE)
     assert "mlp:WIDTH" in str(caught.value)
+
+
+# --- gated layers and residual networks -------------------------------------------------------------------------------
+
+
+def test_gated_layers_multiply_units_by_gates() -> None:
+    _, decoder = make_nets("gated:6", (4,), 2, RANGE)
+    z = torch.randn(5, 2)
+    state = decoder.state_dict()
+    hidden = z
+    for layer in ("0", "2"):
+        units, gates = (hidden @ state[f"{layer}.weight"].T + state[f"{layer}.bias"]).chunk(2, -1)
+        hidden = units / (1 + (-gates).exp())
+    torch.testing.assert_close(decoder(z), hidden @ state["4.weight"].T + state["4.bias"])
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (28, 28), (3, 48, 64), (3, 33, 47), (8, 9), (3, 8, 8)])
+@pytest.mark.parametrize("parameters", [1, 2, 9])
+def test_residual_networks_take_pictures_of_any_size(shape: tuple[int, ...], parameters: int) -> None:
+    encoder, decoder = make_nets("res:4", shape, 3, RANGE, parameters=parameters)
+    pixels = math.prod(shape)
+    for lead in ((), (5,), (2, 5)):
+        posterior = encoder(torch.rand(*lead, pixels))
+        assert posterior.mean.shape == posterior.log_variance.shape == (*lead, 3)
+        assert decoder(torch.randn(*lead, 3)).shape == (*lead, parameters * pixels)
+
+
+def test_every_latent_of_a_residual_network_reaches_every_pixel_of_every_parameter() -> None:
+    torch.manual_seed(0)
+    _, decoder = make_nets("res:8", (3, 11, 14), 2, RANGE, parameters=2)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    difference = decoder(torch.zeros(2)) - decoder(torch.tensor([1.0, 0.0]))
+    assert (difference.abs() > 1e-7).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(("shape", "message"), [((40,), "40 features"), ((3, 30, 7), "at least 8 x 8")])
+def test_pictures_too_small_for_residual_networks_are_refused(shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        make_nets("res:8", shape, 3, RANGE)
+    assert "mlp:WIDTH" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gated:8", "res:8"])
+def test_parameters_of_a_likelihood_are_blocks_of_the_size_of_an_image(name: str) -> None:
+    """Each block holds one parameter for all pixels, in the order of the pixels."""
+    torch.manual_seed(0)
+    _, decoder = make_nets(name, (3, 8, 8), 2, RANGE, parameters=2)
+    bias = [tensor for name, tensor in decoder.named_parameters() if name.endswith("bias")][-1]
+    with torch.no_grad():
+        bias[: len(bias) // 2] = 100.0
+    output = decoder(torch.randn(5, 2))
+    assert (output[:, :192] > 50).all()
+    assert (output[:, 192:] < 50).all()

@@ -54,15 +54,17 @@ class ModelSettings(Section):
     """Networks, likelihood and prior."""
 
     net: str = "mlp:300"
-    """Encoder and decoder: mlp:WIDTH, or conv:CHANNELS for pictures."""
+    """Encoder and decoder: mlp:WIDTH or gated:WIDTH; conv:CHANNELS or res:CHANNELS for pictures."""
     normalisation: Literal["group", "batch"] = "group"
     """Convolutional networks: normalise channels in groups, or over the batch (the paper)."""
     decoder_bounds: bool = True
     """Convolutional networks: bound mean pixels to the range of the data."""
     latent_dim: AtLeastOne = 40
     """Dimension of the latent space."""
-    likelihood: Literal["bernoulli", "normal", "logistic", "l1"] = "bernoulli"
+    likelihood: Literal["bernoulli", "normal", "logistic", "l1", "logistic_mixture"] = "bernoulli"
     """Likelihood of the pixels."""
+    noise: Literal["fixed", "learned"] = "fixed"
+    """Likelihood `normal`: the paper's constant variance, or one that the decoder predicts for every number."""
     log_variance_range: tuple[float, float] = (-6.0, 2.0)
     """Limits of the encoder's log-variance."""
     prior: Literal["normal", "vamp"] = "normal"
@@ -70,7 +72,7 @@ class ModelSettings(Section):
     components: AtLeastOne = 15
     """Pseudo-inputs per task; of prior `vamp` in total, except for `joint` and `scratch` (per task seen)."""
 
-    advanced: ClassVar = frozenset({"normalisation", "decoder_bounds", "log_variance_range"})
+    advanced: ClassVar = frozenset({"normalisation", "decoder_bounds", "log_variance_range", "noise"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

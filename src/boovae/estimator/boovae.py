@@ -372,12 +372,11 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         self._check_task(task)
         state = check_random_state(self.random_state if random_state is None else random_state)
         seed = state.randint(2**31 - 1)
-        images = generate(trainer, count, f"estimator {seed}", task)[0]
+        uniform = None
         if noise:
-            draw = Draw("uniform", tuple(images.shape))
-            uniform = Generators([seed], images.device).draw(draw, "estimator noise")[0]
-            images = trainer.replicas.model.likelihood.draw(images, uniform)
-        return self._images(images)
+            draw = Draw("uniform", (count, self.n_features_in_))
+            uniform = Generators([seed], trainer.device).draw(draw, "estimator noise")
+        return self._images(generate(trainer, count, f"estimator {seed}", task, pixel_noise=uniform)[0])
 
     def score_samples(self, X: Data, task: int | None = None) -> NDArray[np.float64]:  # noqa: N803
         """Return the log-likelihood (n,) of each image in nats, by importance sampling; with `task`, under that task.

@@ -20,6 +20,7 @@ from boovae.errors import InputError
 from boovae.metrics.partial_results import PartialResult
 from boovae.model.distributions import LOG_TWO_PI, DiagonalNormal
 from boovae.model.nets import ConvDecoder
+from boovae.model.residual import ResidualDecoder
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import seed_for
 from boovae.replicas.stacked import Replicas
@@ -192,8 +193,10 @@ def _noise(samples: int, latent_dim: int, seed: int, device: torch.device) -> Te
 def _row(model: VAE, pixels: int) -> int:
     """Return the floats in memory per sample and image: decoder outputs or convolutions, and the prior's densities."""
     # A convolution, its normalisation and its ReLU each make an array; component densities are in float64.
-    widths = [3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, ConvDecoder)]
-    return max([pixels, *widths]) + 4 * model.prior.components
+    widths = [
+        3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, (ConvDecoder, ResidualDecoder))
+    ]
+    return max([pixels * model.likelihood.parameters, *widths]) + 4 * model.prior.components
 
 
 def _chunk(replicas: Replicas, r: int, images: Tensor, tasks: Tensor | None, size: int) -> _Chunk:

@@ -1,8 +1,9 @@
 """Encoders and decoders, by name.
 
 `mlp:WIDTH` takes any rows of numbers: `mlp:300` is the paper's network for MNIST, `mlp:1024` for the other two grey
-datasets.
-`conv:CHANNELS` is for pictures: `conv:32` on 3 x 32 x 32 is the paper's network for faces.
+datasets. `gated:WIDTH` has gated layers (Dauphin et al., 2017), as in the literature on likelihoods of grey pictures.
+`conv:CHANNELS` is for pictures: `conv:32` on 3 x 32 x 32 is the paper's network for faces. `res:CHANNELS` has residual
+blocks and takes pictures of any size from 8 x 8 pixels (`residual.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from boovae.errors import InputError
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.normalisation import NORMALISATIONS, Normalisation
+from boovae.model.residual import ResidualBlock, ResidualDecoder, ResidualEncoder, ResidualPlan
 
 
 class Nets(NamedTuple):
@@ -58,16 +60,21 @@ class MLPEncoder(Encoder):
 
 
 class MLPDecoder(nn.Sequential):
-    """Two hidden layers with LeakyReLU; returns the likelihood's parameters, one per pixel."""
+    """Two hidden layers with LeakyReLU; returns the parameters of the likelihood."""
 
-    def __init__(self, pixels: int, width: int, latent_dim: int) -> None:
+    def __init__(self, outputs: int, width: int, latent_dim: int) -> None:
         super().__init__(
             nn.Linear(latent_dim, width),
             nn.LeakyReLU(),
             nn.Linear(width, width),
             nn.LeakyReLU(),
-            nn.Linear(width, pixels),
+            nn.Linear(width, outputs),
         )
+
+
+def gated_layers(inputs: int, width: int) -> nn.Sequential:
+    """Return two layers whose units are multiplied by gates: h = (W x + b) σ(V x + c)."""
+    return nn.Sequential(nn.Linear(inputs, 2 * width), nn.GLU(), nn.Linear(width, 2 * width), nn.GLU())
 
 
 class Picture(NamedTuple):
@@ -110,12 +117,17 @@ class ConvEncoder(Encoder):
 class ConvDecoder(nn.Module):
     """A linear layer, then transposed convolutions 5x5 that double the sides, each with normalisation and ReLU.
 
-    A 1x1 convolution returns the colours. A scaled Softsign keeps the outputs within `bounds`, those of the pixels;
-    without bounds the outputs are free (logits).
+    A 1x1 convolution returns the colours, or several `parameters` for each. A scaled Softsign keeps the outputs within
+    `bounds`, those of the pixels; without bounds the outputs are free (logits).
     """
 
     def __init__(
-        self, picture: Picture, latent_dim: int, bounds: tuple[float, float] | None, normalisation: Normalisation
+        self,
+        picture: Picture,
+        latent_dim: int,
+        bounds: tuple[float, float] | None,
+        normalisation: Normalisation,
+        parameters: int = 1,
     ) -> None:
         super().__init__()
         self.smallest = picture.smallest
@@ -129,7 +141,7 @@ class ConvDecoder(nn.Module):
             double = nn.ConvTranspose2d(channels, channels // 2, 5, stride=2, padding=2, output_padding=1)
             layers += [double, NORMALISATIONS[normalisation](channels // 2), nn.ReLU()]
             channels //= 2
-        self.body = nn.Sequential(*layers, nn.Conv2d(channels, picture.channels, 1))
+        self.body = nn.Sequential(*layers, nn.Conv2d(channels, parameters * picture.channels, 1))
 
     def forward(self, z: Tensor) -> Tensor:
         """Map latents (..., L) to pixels (..., D)."""
@@ -147,6 +159,8 @@ def initialise(module: nn.Module) -> None:
         if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
             nn.init.xavier_normal_(layer.weight)
     for part in module.modules():
+        if isinstance(part, ResidualBlock):
+            part.start_as_identity()
         if isinstance(part, Encoder):
             for half in part.head.weight.detach().chunk(2):
                 nn.init.xavier_normal_(half)
@@ -158,47 +172,62 @@ def make_nets(
     latent_dim: int,
     log_variance_range: tuple[float, float],
     *,
+    parameters: int = 1,
     bounds: tuple[float, float] | None = None,
     normalisation: Normalisation = "group",
 ) -> Nets:
     """Return encoder and decoder called `name` for images of `shape`.
 
-    `bounds` limit the outputs of a convolutional decoder; `normalisation` is used by convolutional networks.
+    The decoder returns `parameters` blocks of outputs, each of the size of an image. `bounds` limit the outputs of a
+    convolutional decoder; `normalisation` is used by convolutional networks.
     """
-    match = re.fullmatch(r"(mlp|conv):([1-9]\d{0,4})", name)
+    match = re.fullmatch(r"(mlp|gated|conv|res):([1-9]\d{0,4})", name)
     if match is None:
         raise InputError(
-            f"unknown net '{name}' ({{net}}): use mlp:WIDTH, for example mlp:300 (MNIST) or mlp:1024 (the others), "
-            "or conv:CHANNELS for pictures, for example conv:32 (faces)"
+            f"unknown net '{name}' ({{net}}): use mlp:WIDTH or gated:WIDTH, for example mlp:300, or for pictures "
+            "conv:CHANNELS or res:CHANNELS, for example res:32"
         )
-    kind, size = match.group(1), int(match.group(2))
+    kind, size, pixels = match.group(1), int(match.group(2)), math.prod(shape)
     encoder: nn.Module
     decoder: nn.Module
     if kind == "mlp":
-        pixels = math.prod(shape)
         encoder = MLPEncoder(pixels, size, latent_dim, log_variance_range)
-        decoder = MLPDecoder(pixels, size, latent_dim)
+        decoder = MLPDecoder(parameters * pixels, size, latent_dim)
+    elif kind == "gated":
+        encoder = Encoder(gated_layers(pixels, size), size, latent_dim, log_variance_range)
+        decoder = nn.Sequential(*gated_layers(latent_dim, size), nn.Linear(size, parameters * pixels))
+    elif kind == "res":
+        plan = ResidualPlan.of(check_picture(name, shape), size)
+        body = ResidualEncoder(plan)
+        encoder = Encoder(body, body.features, latent_dim, log_variance_range)
+        decoder = ResidualDecoder(plan, latent_dim, parameters)
     else:
         picture = _picture(name, shape, size)
         encoder = ConvEncoder(picture, latent_dim, log_variance_range, normalisation)
-        decoder = ConvDecoder(picture, latent_dim, bounds, normalisation)
+        decoder = ConvDecoder(picture, latent_dim, bounds if parameters == 1 else None, normalisation, parameters)
     with torch.no_grad():
         initialise(encoder)
         initialise(decoder)
     return Nets(encoder, decoder)
 
 
-def _picture(name: str, shape: tuple[int, ...], base: int) -> Picture:
-    """Halve the sides of a picture as long as both stay whole numbers of at least four pixels."""
+def check_picture(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return colours, height and width of pictures; refuse rows of features."""
     if len(shape) < 2:
         raise InputError(f"net '{name}' ({{net}}) is for pictures, but these are {shape[0]} features; use mlp:WIDTH")
     channels, height, width = (1, *shape)[-3:]
+    return channels, height, width
+
+
+def _picture(name: str, shape: tuple[int, ...], base: int) -> Picture:
+    """Halve the sides of a picture as long as both stay whole numbers of at least four pixels."""
+    channels, height, width = check_picture(name, shape)
     halvings = 0
     while all(side % (2 << halvings) == 0 and side >> (halvings + 1) >= 4 for side in (height, width)):
         halvings += 1
     if halvings == 0:
         raise InputError(
             f"net '{name}' ({{net}}) halves the sides of pictures, but {height} x {width} cannot be halved to 4 pixels "
-            "or more; resize them to even sides of at least 8, or use mlp:WIDTH"
+            "or more; use res:CHANNELS, which takes any size, or mlp:WIDTH"
         )
     return Picture(channels, height, width, halvings, base)

@@ -73,7 +73,10 @@ class BatchNorm(nn.Module):
 
 def group_norm(channels: int) -> nn.Module:
     """Return a group normalisation; with small groups nothing would be left of an image of one pixel."""
-    return nn.GroupNorm(max(1, channels // GROUP), channels, eps=EPSILON)
+    groups = max(1, channels // GROUP)
+    while channels % groups:
+        groups -= 1
+    return nn.GroupNorm(groups, channels, eps=EPSILON)
 
 
 NORMALISATIONS: dict[Normalisation, Callable[[int], nn.Module]] = {"group": group_norm, "batch": BatchNorm}

@@ -80,7 +80,7 @@ class Trainer:
         """Build the replicas; `seeds` and `candidates` (values of settings), one per replica, compare settings."""
         self.settings, self.spec, self.compile = settings, spec, compile
         self.device = choose_device(device) if isinstance(device, str) else device
-        self.likelihood = make_likelihood(settings.model.likelihood, spec.pixel_range)
+        self.likelihood = make_likelihood(settings.model.likelihood, spec.pixel_range, noise=settings.model.noise)
         augment.check(settings.training, spec)
         self._batch_statistics = settings.model.normalisation == "batch" and settings.model.net.startswith("conv")
         if settings.training.bound_samples > 1 and self._batch_statistics:
@@ -116,6 +116,7 @@ class Trainer:
             spec.shape,
             model.latent_dim,
             model.log_variance_range,
+            parameters=self.likelihood.parameters,
             bounds=spec.pixel_range if model.decoder_bounds and not self.likelihood.logits else None,
             normalisation=model.normalisation,
         )
