@@ -2,8 +2,8 @@
 
 Strided convolutions halve the sides (odd ones are rounded up) until the longer side has at most four positions.
 Residual blocks (He et al., 2016, with normalisation first) work on grids of at most 16 x 16 positions; channels double
-from grid to grid, at most twice. Larger grids have a single convolution each, so the cost hardly grows with the size of a
-picture. The decoder mirrors the encoder: it doubles the sides and cuts off what rounding added.
+from grid to grid, at most twice. Larger grids have a single convolution each, so the cost hardly grows with the size of
+a picture. The decoder mirrors the encoder: it doubles the sides and cuts off what rounding added.
 """
 
 from __future__ import annotations
