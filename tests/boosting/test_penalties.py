@@ -17,7 +17,8 @@ from boovae.boosting.penalties import REFERENCE_RANGE, Penalties
 from boovae.config import Settings
 from boovae.data import Stream
 from boovae.model.distributions import DiagonalNormal, Side
-from boovae.model.likelihoods import Bernoulli, Likelihood, Normal
+from boovae.model.likelihood_base import Likelihood
+from boovae.model.likelihoods import Bernoulli, Normal
 from boovae.model.nets import make_nets
 from boovae.model.priors.boosted import EMPTY, BoostedPrior
 from boovae.model.vae import VAE

@@ -20,10 +20,10 @@ from boovae.model.likelihoods import (
     Laplace,
     LearnedNormal,
     Logistic,
-    LogisticMixture,
     Normal,
     make_likelihood,
 )
+from boovae.model.logistics import LogisticMixture
 
 
 def logits_and_pixels(*shape: int, spread: float = 4.0) -> tuple[Tensor, Tensor]:
@@ -282,7 +282,7 @@ def test_learned_noise_is_what_samples_have() -> None:
 @pytest.mark.parametrize("pixel_range", [(0.0, 1.0), (-1.0, 1.0)])
 def test_probabilities_of_the_256_values_add_up_to_one(pixel_range: tuple[float, float]) -> None:
     low, high = pixel_range
-    likelihood = LogisticMixture(low, high)
+    likelihood = LogisticMixture(pixel_range)
     values = torch.linspace(low, high, 256, dtype=torch.float64).unsqueeze(-1)
     for output in outputs(likelihood, 20, pixels=1, spread=3.0):
         assert likelihood.log_prob(output, values).exp().sum().item() == pytest.approx(1.0, abs=1e-9)
@@ -292,9 +292,9 @@ def test_a_mixture_equals_differences_of_the_distribution_function() -> None:
     likelihood, pixels = LogisticMixture(), 5
     output = outputs(likelihood, 8, pixels=pixels)
     x = torch.randint(1, 255, (8, pixels), generator=torch.Generator().manual_seed(0)).double() / 255
-    blocks = output.numpy().reshape(8, 3, 3, pixels)
+    blocks = output.numpy().reshape(8, 3, 2, pixels)
     weights = np.exp(blocks[:, 0]) / np.exp(blocks[:, 0]).sum(1, keepdims=True)
-    mean = blocks[:, 1] + np.array([-0.5, 0.0, 0.5])[:, None]
+    mean = blocks[:, 1] + np.array([-0.25, 0.25])[:, None]
     scale = np.exp(np.clip(blocks[:, 2] - 1.5, -7, 2))
     value = 2 * x.numpy()[:, None] - 1
     upper, lower = (stats.logistic.cdf(value + edge / 255, mean, scale) for edge in (1, -1))
@@ -321,6 +321,40 @@ def test_samples_of_a_mixture_follow_its_probabilities() -> None:
         > 1e-3
     )
     assert drawn.mean().item() == pytest.approx(float((values.numpy() * expected).sum() / len(uniform)), abs=5e-3)
+
+
+def every_colour(levels: int) -> Tensor:
+    """All colours of one pixel with `levels` values each, (levels³, 3), in 256ths around the middle of the range."""
+    axis = torch.arange(128 - levels // 2, 128 + levels // 2, dtype=torch.float64) / 255
+    return torch.cartesian_prod(axis, axis, axis)
+
+
+def test_colours_are_separated_without_loss() -> None:
+    likelihood = LogisticMixture(colours=3)
+    colours = every_colour(32)
+    levels = likelihood._separated(colours)
+    assert len(torch.unique(levels, dim=0)) == len(colours)
+    torch.testing.assert_close(likelihood._joined(levels, whole=True), colours)
+
+
+def test_probabilities_of_all_colours_add_up_to_one() -> None:
+    """The mixture is narrow and in the middle of the range, so that few colours have all the mass."""
+    likelihood = LogisticMixture(colours=3)
+    output = torch.zeros(3, 2, 3, dtype=torch.float64)
+    output[1] = -likelihood.mixture(output.flatten()).mean + torch.tensor([[0.0, 0.02, -0.02], [0.01, 0.0, 0.01]])
+    output[2] = -3.2
+    total = likelihood.log_prob(output.flatten(), every_colour(64)).exp().sum().item()
+    assert total == pytest.approx(1.0, abs=1e-3)
+
+
+def test_mean_and_samples_of_a_colour_agree() -> None:
+    likelihood = LogisticMixture(colours=3)
+    output = torch.zeros(3, 2, 3, dtype=torch.float64)
+    output[1] = torch.tensor([[0.1, 0.3, -0.2], [0.3, 0.1, 0.1]])
+    output[2] = -3.0
+    uniform = torch.rand(50_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = likelihood.draw(output.flatten().expand(len(uniform), -1), uniform)
+    torch.testing.assert_close(drawn.mean(0), likelihood.mean(output.flatten()), atol=4e-3, rtol=0)
 
 
 @pytest.mark.parametrize("side", ["symmetric", "forward", "reverse"])

@@ -1,9 +1,9 @@
 """The networks `res:CHANNELS`: residual blocks with group normalisation for pictures of any size from 8 x 8 pixels.
 
-Strided convolutions halve the sides (odd ones are rounded up) until the longer side has at most four positions.
-Residual blocks (He et al., 2016, with normalisation first) work on grids of at most 16 x 16 positions; channels double
-from grid to grid, at most twice. Larger grids have a single convolution each, so the cost hardly grows with the size of
-a picture. The decoder mirrors the encoder: it doubles the sides and cuts off what rounding added.
+One strided convolution maps a picture to a grid of at most 16 x 16 positions. Residual blocks (He et al., 2016, with
+normalisation first) work on this grid and on smaller ones: strided convolutions halve the sides (odd ones are rounded
+up) until the longer side has at most four positions, and double the channels, at most twice. So the cost hardly grows
+with the size of a picture. The decoder mirrors the encoder and cuts off what rounding added.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from torch import Tensor, nn
 from boovae.errors import InputError
 from boovae.model.normalisation import group_norm
 
-#: The longer side of the smallest grid, and of the largest grid that has residual blocks.
-SMALLEST, LARGEST_WITH_BLOCKS = 4, 16
+#: The longer sides of the smallest grid and of the largest one.
+SMALLEST, LARGEST = 4, 16
 #: The smallest side of a picture.
 LEAST_SIDE = 8
-#: Channels grow to this multiple of those of the first grid with blocks.
+#: Channels grow to this multiple of those of the largest grid.
 MOST_GROWTH = 4
 
 
 class Grid(NamedTuple):
-    """The feature maps of one size: their channels and sides, and whether a residual block works on them."""
+    """The feature maps of one size: their channels and sides."""
 
     channels: int
     height: int
     width: int
-    block: bool
 
 
 class ResidualPlan(NamedTuple):
-    """The picture's colours and sides, and the grids of the encoder, from large to small."""
+    """The colours and sides of a picture, the stride that maps it to the largest grid, and the grids, largest first."""
 
     picture: tuple[int, int, int]
+    stride: int
     grids: tuple[Grid, ...]
 
     @classmethod
     def of(cls, picture: tuple[int, int, int], channels: int) -> Self:
         """Plan the grids of a picture (colours, height, width).
 
-        >>> [tuple(grid) for grid in ResidualPlan.of((3, 48, 64), 32).grids]
-        [(16, 24, 32, False), (32, 12, 16, True), (64, 6, 8, True), (128, 3, 4, True)]
+        >>> plan = ResidualPlan.of((3, 48, 64), 32)
+        >>> plan.stride, [tuple(grid) for grid in plan.grids]
+        (4, [(32, 12, 16), (64, 6, 8), (128, 3, 4)])
         """
         _, height, width = picture
         if min(height, width) < LEAST_SIDE:
@@ -54,15 +55,20 @@ class ResidualPlan(NamedTuple):
                 f"net 'res:{channels}' ({{net}}) needs pictures of at least {LEAST_SIDE} x {LEAST_SIDE} pixels, these "
                 f"have {height} x {width}; use mlp:WIDTH"
             )
-        grids: list[Grid] = []
+        stride = 1
+        while max(height, width) > LARGEST * stride:
+            stride *= 2
+        height, width = -(-height // stride), -(-width // stride)
+        grids = [Grid(channels, height, width)]
         while max(height, width) > SMALLEST:
             height, width = -(-height // 2), -(-width // 2)
-            blocks = sum(grid.block for grid in grids)
-            if max(height, width) > LARGEST_WITH_BLOCKS:
-                grids.append(Grid(max(1, channels // 2), height, width, block=False))
-            else:
-                grids.append(Grid(channels * min(1 << blocks, MOST_GROWTH), height, width, block=True))
-        return cls(picture, tuple(grids))
+            grids.append(Grid(channels * min(1 << len(grids), MOST_GROWTH), height, width))
+        return cls(picture, stride, tuple(grids))
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Kernel size and padding of the convolutions between picture and largest grid: windows overlap by half."""
+        return (2 * self.stride, self.stride // 2) if self.stride > 1 else (3, 1)
 
 
 class ResidualBlock(nn.Module):
@@ -100,20 +106,25 @@ class ResidualEncoder(nn.Module):
 
     def __init__(self, plan: ResidualPlan) -> None:
         super().__init__()
-        self.picture = plan.picture
-        layers: list[nn.Module] = []
-        channels = plan.picture[0]
-        for grid in plan.grids:
-            layers.append(nn.Conv2d(channels, grid.channels, 3, stride=2, padding=1))
-            layers.append(ResidualBlock(grid.channels) if grid.block else nn.SiLU())
-            channels = grid.channels
-        self.body = nn.Sequential(*layers, _finish(channels))
+        self.picture, self.stride = plan.picture, plan.stride
+        kernel, padding = plan.window
+        first = plan.grids[0]
+        layers: list[nn.Module] = [nn.Conv2d(plan.picture[0], first.channels, kernel, plan.stride, padding)]
+        layers.append(ResidualBlock(first.channels))
+        for larger, grid in zip(plan.grids, plan.grids[1:], strict=False):
+            layers.append(nn.Conv2d(larger.channels, grid.channels, 3, stride=2, padding=1))
+            layers.append(ResidualBlock(grid.channels))
         smallest = plan.grids[-1]
-        self.features = channels * smallest.height * smallest.width
+        self.body = nn.Sequential(*layers, _finish(smallest.channels))
+        self.features = math.prod(smallest)
+        # Pad to whole strides, so that the last rows and columns are seen too.
+        self._pad = tuple(-side % plan.stride for side in plan.picture[1:])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of images."""
-        maps: Tensor = self.body(x.reshape(-1, *self.picture))
+        bottom, right = self._pad
+        pictures = F.pad(x.reshape(-1, *self.picture), (0, right, 0, bottom))
+        maps: Tensor = self.body(pictures)
         return maps.reshape(*x.shape[:-1], -1)
 
 
@@ -122,24 +133,20 @@ class ResidualDecoder(nn.Module):
 
     def __init__(self, plan: ResidualPlan, latent_dim: int, parameters: int) -> None:
         super().__init__()
-        smallest = plan.grids[-1]
-        self.smallest = smallest[:3]
+        kernel, padding = plan.window
+        colours, first = plan.picture[0], plan.grids[0]
+        self.picture, self.smallest = plan.picture, plan.grids[-1]
         self.foot = nn.Linear(latent_dim, math.prod(self.smallest))
         self.sizes = [(grid.height, grid.width) for grid in reversed(plan.grids[:-1])]
-        self.picture = plan.picture
         #: Number of values in the widest layer for one image, which determines the memory of a pass.
-        self.widest = max(
-            parameters * math.prod(plan.picture),
-            *(4 * grid.channels * grid.height * grid.width for grid in plan.grids),
+        self.widest = max(parameters * math.prod(plan.picture), 6 * math.prod(first))
+        self.blocks = nn.ModuleList(ResidualBlock(grid.channels) for grid in reversed(plan.grids))
+        self.wider = nn.ModuleList(
+            nn.Conv2d(grid.channels, larger.channels, 3, padding=1)
+            for grid, larger in zip(reversed(plan.grids), reversed(plan.grids[:-1]), strict=False)
         )
-        self.blocks, self.wider = nn.ModuleList(), nn.ModuleList()
-        for grid, larger in zip(reversed(plan.grids), [*reversed(plan.grids[:-1]), None], strict=True):
-            self.blocks.append(ResidualBlock(grid.channels) if grid.block else nn.SiLU())
-            if larger is not None:
-                self.wider.append(nn.Conv2d(grid.channels, larger.channels, 3, padding=1))
-        channels = plan.grids[0].channels
-        self.finish = _finish(channels)
-        self.pixels = nn.ConvTranspose2d(channels, parameters * plan.picture[0], 4, stride=2, padding=1)
+        self.finish = _finish(first.channels)
+        self.pixels = nn.ConvTranspose2d(first.channels, parameters * colours, kernel, plan.stride, padding)
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the outputs at latents."""

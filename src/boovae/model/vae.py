@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boovae.model.distributions import DiagonalNormal
-from boovae.model.likelihoods import Likelihood
+from boovae.model.likelihood_base import Likelihood
 from boovae.model.priors.prior import Density, Prior, kl
 
 

@@ -28,7 +28,7 @@ import boovae
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.model.distributions import DiagonalMixture, StandardNormal
-from boovae.model.likelihoods import Likelihood
+from boovae.model.likelihood_base import Likelihood
 from boovae.model.priors.boosted import EMPTY
 from boovae.replicas.stacked import replica_of
 from boovae.training.events import Event

@@ -80,7 +80,9 @@ class Trainer:
         """Build the replicas; `seeds` and `candidates` (values of settings), one per replica, compare settings."""
         self.settings, self.spec, self.compile = settings, spec, compile
         self.device = choose_device(device) if isinstance(device, str) else device
-        self.likelihood = make_likelihood(settings.model.likelihood, spec.pixel_range, noise=settings.model.noise)
+        self.likelihood = make_likelihood(
+            settings.model.likelihood, spec.pixel_range, shape=spec.shape, noise=settings.model.noise
+        )
         augment.check(settings.training, spec)
         self._batch_statistics = settings.model.normalisation == "batch" and settings.model.net.startswith("conv")
         if settings.training.bound_samples > 1 and self._batch_statistics:
