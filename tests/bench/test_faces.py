@@ -270,8 +270,8 @@ def test_new_pictures_extend_a_run_of_faces(colours: Stream) -> None:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_recipes_hold_the_papers_colour_model() -> None:
-    ours = resolve({"dataset": "celeba"})
+def test_presets_hold_the_papers_colour_model() -> None:
+    ours = resolve({"dataset": "celeba"}, preset="tuned")
     paper = resolve({"dataset": "celeba", "method": "boo"}, preset="paper")
     for settings in (ours, paper):
         assert (settings.model.net, settings.model.latent_dim, settings.model.likelihood) == ("conv:32", 128, "normal")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from boovae.boosting.fit import FitSettings
 from boovae.config import CORE, CORE_NAMES, Section, Settings, folder_name, to_toml
-from boovae.config.resolve import read_settings, read_toml, recipe
+from boovae.config.resolve import packaged_toml, read_settings, read_toml
 from boovae.config.section import NotNegative
 from boovae.errors import InputError, SettingError, as_flag
 from boovae.methods import METHODS, REGISTRY, Method, from_mapping, make_method, register, resolve
@@ -110,7 +110,7 @@ def test_settings_survive_a_file(tmp_path: Path) -> None:
 def test_a_file_has_a_table_for_each_section_and_every_setting_of_the_method() -> None:
     settings = resolve({"dataset": "mnist", "method": "boo+ewc", "ewc_strength": 3, "epochs": 5})
     tables = tomllib.loads(written(settings))
-    assert list(tables) == ["method", *CORE, "method_settings"]
+    assert list(tables) == ["method", "chosen", *CORE, "method_settings"]
     assert tables["training"]["epochs"] == 5
     own = {item.name for kind in REGISTRY.sections("boo+ewc") for item in dataclasses.fields(kind)}
     assert set(tables["method_settings"]) == own
@@ -201,7 +201,8 @@ def test_a_file_of_version_0_1_0_is_read_to_the_last_setting(anchor: type[Method
     old = tomllib.loads(OLD.read_text())
     assert len(old) == 79
     read = {name for name in old if name != "strengths"}
-    assert read == CORE_NAMES | (REGISTRY.owners().keys() - {"anchor_pull"})
+    since = {"noise"}  # settings that are newer
+    assert read == (CORE_NAMES | (REGISTRY.owners().keys() - {"anchor_pull"})) - since
     settings = resolve({}, OLD)
     core = {name: tuple(value) if isinstance(value, list) else value for name, value in old.items() if name in read}
     assert {name: settings.flat()[name] for name in CORE_NAMES} == {name: core[name] for name in CORE_NAMES}
@@ -225,36 +226,41 @@ def test_damaged_strengths_of_version_0_1_0_are_refused(strengths: str, tmp_path
 
 #: Names that version 0.1.0 gave, as a bench asks for them: by what the method reads.
 FOLDERS: list[tuple[str, str | None, dict[str, Any]]] = [
-    ("digits-boo+distill-b23bf3536b", None, {"dataset": "digits"}),
-    ("digits-ewc-b8d93cee78", None, {"dataset": "digits", "method": "ewc"}),
-    ("mnist-boo+distill-8d66ff3f53", None, {"dataset": "mnist"}),
+    ("digits-boo+distill-b23bf3536b", "tuned", {"dataset": "digits"}),
+    ("digits-ewc-b8d93cee78", "tuned", {"dataset": "digits", "method": "ewc"}),
+    ("mnist-boo+distill-8d66ff3f53", "tuned", {"dataset": "mnist"}),
     ("mnist-boo-77efec84c4", "paper", {"dataset": "mnist", "method": "boo"}),
     ("mnist-standard-0e75f3ec79", "paper", {"dataset": "mnist", "method": "standard", "tasks": 5, "replicas": 5}),
     ("fashion_mnist-multihead+ewc-10c39d69c3", "paper", {"dataset": "fashion_mnist", "method": "multihead+ewc"}),
-    ("notmnist-boo+distill-60ebf045cc", None, {"dataset": "notmnist", "method": "boo+distill", "seed": 7}),
-    ("celeba-coreset-02a2a62178", None, {"dataset": "celeba", "method": "coreset"}),
+    ("notmnist-boo+distill-60ebf045cc", "tuned", {"dataset": "notmnist", "method": "boo+distill", "seed": 7}),
+    ("celeba-coreset-02a2a62178", "tuned", {"dataset": "celeba", "method": "coreset"}),
     ("celeba64-boo+vcl-6dd337bdb3", "paper", {"dataset": "celeba64", "method": "boo+vcl"}),
-    ("npz-january-npz-boo+distill-3c2c35bec4", None, {"dataset": "npz:january.npz"}),
+    (
+        "npz-january-npz-boo+distill-3c2c35bec4",
+        None,
+        {"dataset": "npz:january.npz", "epoch_steps": 20, "learning_rate": 1e-3},
+    ),
     (
         "mnist-boo-539c8b8f1a",
-        None,
+        "tuned",
         {"dataset": "mnist", "method": "boo", "class_order": [3, 1, 2], "tasks": 2, "learning_rate": 1e-7}
         | {"boo_reencode": True},
     ),
     (
         "mnist-ewc-a0017a3288",
-        None,
+        "tuned",
         {"dataset": "mnist", "method": "ewc", "ewc_strength": 3, "log_variance_range": [-5, 1.5], "mirror": True}
         | {"net": "conv:4"},
     ),
     (
         "folder--a-ü--b--joint-3b38d17f9c",
         None,
-        {"dataset": 'folder:/a/ü "b"', "method": "joint", "prior": "vamp", "borders": [5, 9]},
+        {"dataset": 'folder:/a/ü "b"', "method": "joint", "prior": "vamp", "borders": [5, 9]}
+        | {"epoch_steps": 20, "learning_rate": 1e-3},
     ),
     (
         "mnist-boo-flow+distill-969c18f16e",
-        None,
+        "tuned",
         {"dataset": "mnist", "method": "boo-flow+distill", "flow_width": 64, "kl_weight": 2, "distill_encoder": False},
     ),
 ]
@@ -275,24 +281,36 @@ def test_a_default_that_is_written_out_does_not_change_the_name_of_a_folder() ->
 # --- who wins -------------------------------------------------------------------------------------------------------
 
 
-def test_flag_beats_file_beats_preset_beats_strength_beats_recipe_beats_default(tmp_path: Path) -> None:
+def test_flag_beats_file_beats_preset_beats_strength_beats_default(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('dataset = "fashion_mnist"\nbatch_size = 7\nearly_stop = 8\n')
     settings = resolve({"batch_size": 9}, path, preset="paper")
     assert settings.training.batch_size == 9  # flag; the file has 7, the preset 500, the default is 250
     assert settings.training.early_stop == 8  # file; the preset has 50
     assert settings.training.epochs == 1000  # the preset for this dataset
-    assert settings.training.bound_samples == 1  # the preset; what was tuned has 10
-    assert settings.model.net == "mlp:1024"  # recipe; the default is mlp:300
+    assert settings.model.net == "mlp:1024"  # the preset for this dataset; the default is mlp:300
     assert settings.model.latent_dim == 40  # default
     assert resolve({}, path).training.batch_size == 7
     assert resolve({"dataset": "fashion_mnist"}, preset="paper").training.batch_size == 500
-    assert resolve({"dataset": "fashion_mnist"}).training.batch_size == 250
-    assert resolve({"dataset": "fashion_mnist"}).training.bound_samples == 10  # tuned; the default is 1
-    assert resolve({"dataset": "mnist"}).training.learning_rate == 0.002  # tuned; the recipe has 0.001
-    assert (
-        resolve({"dataset": "mnist", "method": "boo"}).training.learning_rate == 0.001
-    )  # recipe; the default is 0.0005
+    tuned = resolve({"dataset": "mnist"}, preset="tuned").training
+    assert (tuned.bound_samples, tuned.learning_rate) == (10, 0.002)  # of boo+distill on this dataset
+    assert resolve({"dataset": "mnist", "method": "boo"}, preset="tuned").training.learning_rate == 0.001
+
+
+def test_what_nobody_gives_is_left_to_the_chooser(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('chosen = ["deform"]\ndeform = 0.1\nbatch_size = 7\n')
+    usual, given = resolve({}).chosen, resolve({"epochs": 3}, path).chosen
+    assert {"net", "epochs", "deform", "batch_size", "distill_latents"} <= set(usual)
+    assert set(usual) - set(given) == {"epochs", "deform", "batch_size"}  # also what was chosen for the file's own run
+    assert not {"distill_latents", "boo_steps"} & set(resolve({"method": "ewc"}).chosen)  # which do not have them
+    assert "bound_samples" not in resolve({"method": "boo+vcl"}).chosen  # vcl refuses more than one
+    assert resolve({}, preset="paper").chosen == resolve({}, preset="tuned").chosen == Settings().chosen == ()
+
+
+def test_a_preset_for_other_datasets_is_refused() -> None:
+    with pytest.raises(InputError, match=r"is for digits, mnist.*not for npz:own\.npz; leave it out"):
+        resolve({"dataset": "npz:own.npz"}, preset="tuned")
 
 
 def test_what_several_methods_share_beats_the_preset_and_yields_to_what_is_named() -> None:
@@ -311,7 +329,8 @@ def test_what_was_tuned_holds_for_a_method_and_its_combinations() -> None:
     assert strength("multihead+ewc") == 100.0
     assert strength("boo+ewc") == 1.0
     assert resolve({"dataset": "mnist", "method": "boo+ewc", "ewc_strength": 5}).of(EWCSettings).ewc_strength == 5.0
-    assert resolve({"dataset": "celeba", "method": "boo+distill"}).of(DistillSettings).distill_weight == 1.0
+    tuned = resolve({"dataset": "celeba", "method": "boo+distill"}, preset="tuned")
+    assert tuned.of(DistillSettings).distill_weight == 1.0
 
 
 def test_an_unknown_preset_is_refused_by_name() -> None:
@@ -319,50 +338,52 @@ def test_an_unknown_preset_is_refused_by_name() -> None:
         resolve({}, preset="papr")
 
 
-def test_the_recipe_follows_the_dataset_that_wins(tmp_path: Path) -> None:
+def test_the_preset_follows_the_dataset_that_wins(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('dataset = "fashion_mnist"\n')
-    assert resolve({"dataset": "mnist"}, path).model.net == "mlp:300"
-    assert resolve({}, path).model.net == "mlp:1024"
+    assert resolve({"dataset": "mnist"}, path, preset="tuned").model.net == "mlp:300"
+    assert resolve({}, path, preset="tuned").model.net == "mlp:1024"
 
 
-def test_without_a_dataset_the_recipe_of_the_default_one_counts() -> None:
+def test_without_a_dataset_the_preset_of_the_default_one_counts() -> None:
     assert Settings().data.dataset == "digits"
-    assert resolve({}) == resolve({"dataset": "digits"})
-    assert resolve({}).model.net == recipe("digits")["net"] == "mlp:128"
+    assert resolve({}, preset="tuned") == resolve({"dataset": "digits"}, preset="tuned")
+    assert resolve({}, preset="tuned").model.net == "mlp:128"
 
 
-def test_own_data_is_learned_in_batches_that_fit_its_tasks() -> None:
-    own = resolve({"dataset": "npz:some.npz"})
-    assert own == Settings().changed(dataset="npz:some.npz", epoch_steps=20, learning_rate=1e-3)
-    assert [own.training.batch_of(images) for images in (7, 48, 300, 1000, 9000)] == [7, 24, 30, 50, 250]
-    assert resolve({"dataset": "npz:some.npz", "batch_size": 16}).training.batch_of(300) == 15  # nineteen steps, evenly
-    assert resolve({"dataset": "mnist"}).training.batch_of(300) == 250
+def test_small_tasks_are_learned_in_even_batches() -> None:
+    own = Settings().changed(epoch_steps=20).training
+    assert [own.batch_of(images) for images in (7, 48, 300, 1000, 9000)] == [7, 24, 30, 50, 250]
+    assert Settings().changed(epoch_steps=20, batch_size=16).training.batch_of(300) == 15  # twenty steps, evenly
+    assert Settings().training.batch_of(300) == 250
 
 
-def test_a_flag_that_repeats_the_default_still_beats_the_recipe() -> None:
+def test_a_flag_that_repeats_the_default_still_beats_the_preset() -> None:
     usual = Settings().training.learning_rate
-    assert resolve({"dataset": "fashion_mnist", "learning_rate": usual}).training.learning_rate == usual != 1e-3
+    settings = resolve({"dataset": "fashion_mnist", "learning_rate": usual}, preset="tuned")
+    assert settings.training.learning_rate == usual != 1e-3
 
 
 DATASETS = ["digits", "mnist", "notmnist", "fashion_mnist", "celeba", "celeba64"]
 
 
-@pytest.mark.parametrize("dataset", [*DATASETS, "npz:own.npz"])
-def test_every_recipe_is_made_of_valid_settings(dataset: str) -> None:
-    chosen = recipe(dataset)
-    assert chosen.keys() <= CORE_NAMES | REGISTRY.owners().keys()
-    settings = from_mapping({"method": METHOD, "dataset": dataset, **chosen})
-    for name, value in chosen.items():
+@pytest.mark.parametrize("preset", ["paper", "tuned"])
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_every_preset_is_made_of_valid_settings(dataset: str, preset: str) -> None:
+    section = packaged_toml("boovae.config", "presets.toml")[preset][dataset]
+    values = {name: value for name, value in section.items() if not isinstance(value, dict)}
+    assert values.keys() <= CORE_NAMES | REGISTRY.owners().keys()
+    settings = from_mapping({"method": METHOD, "dataset": dataset, **values})
+    for name, value in values.items():
         if name in settings.flat():
             assert settings.flat()[name] == (tuple(value) if isinstance(value, list) else value)
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
-@pytest.mark.parametrize("preset", [None, "paper"])
+@pytest.mark.parametrize("preset", [None, "paper", "tuned"])
 def test_every_method_has_valid_settings_on_every_dataset(dataset: str, preset: str | None) -> None:
     alone = METHODS.keys() - (
-        {"boo-flow"} if preset else set()
+        {"boo-flow"} if preset == "paper" else set()
     )  # its components are fitted together, not as the paper's
     for method in (*alone, "boo+distill", "boo+ewc", "boo+vcl", "multihead+ewc", "multihead+vcl"):
         make_method(resolve({"dataset": dataset, "method": method}, preset=preset))
@@ -384,9 +405,9 @@ def test_the_preset_is_the_papers_table() -> None:
     assert {each.of(FitSettings).boo_objective for each in (mnist, fashion, letters)} == {"literal"}
 
 
-def test_the_preset_takes_back_what_the_recipe_of_a_method_changes() -> None:
+def test_what_is_tuned_for_a_method_is_not_the_papers() -> None:
     given = {"dataset": "notmnist", "method": "boo+distill"}
-    ours, paper = resolve(given).training, resolve(given, preset="paper").training
+    ours, paper = (resolve(given, preset=preset).training for preset in ("tuned", "paper"))
     assert (ours.bound_samples, ours.kl_warmup, ours.batch_size) == (10, 20, 125)
     assert (paper.bound_samples, paper.kl_warmup, paper.batch_size) == (1, 0, 250)
     faces = resolve({"dataset": "celeba", "method": "boo"}, preset="paper").training
@@ -395,8 +416,9 @@ def test_the_preset_takes_back_what_the_recipe_of_a_method_changes() -> None:
 
 
 @pytest.mark.parametrize("method", ["vcl+distill", "boo+distill+vcl"])
-def test_the_recipe_asks_nothing_of_vcl_that_it_refuses(method: str) -> None:
-    settings = resolve({"dataset": "mnist", "method": method})
+@pytest.mark.parametrize("preset", [None, "tuned"])
+def test_no_preset_asks_nothing_of_vcl_that_it_refuses(method: str, preset: str | None) -> None:
+    settings = resolve({"dataset": "mnist", "method": method}, preset=preset)
     make_method(settings)
     assert settings.training.bound_samples == 1
 
@@ -412,11 +434,11 @@ def test_a_setting_of_another_method_is_refused_where_somebody_names_it() -> Non
     assert refused.value.spelled(as_flag) == f"--boo-steps {said}"
 
 
-def test_a_setting_of_another_method_is_left_out_of_files_presets_and_recipes(tmp_path: Path) -> None:
+def test_a_setting_of_another_method_is_left_out_of_files_and_presets(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("boo_steps = 3\newc_strength = 7\n")
     assert resolve({"method": "ewc"}, path, preset="paper").own == (("ewc_strength", 7.0),)
-    assert resolve({"method": "boo"}, path).own == (("boo_steps", 3),)  # the recipe has more
+    assert resolve({"method": "boo"}, path).own == (("boo_steps", 3),)
     assert resolve({"method": "standard"}, path, preset="paper").own == ()
 
 
@@ -467,6 +489,7 @@ LISTS = {"class_order", "borders"}
 CHOICES = {
     "binarize": ("dynamc", "dynamic"),
     "normalisation": ("grup", "group"),
+    "noise": ("learnt", "learned"),
     "likelihood": ("bernouli", "bernoulli"),
     "prior": ("vampp", "vamp"),
     "schedule": ("cosin", "cosine"),

@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor
 
 import variants
-from boovae.config.resolve import recipe
 from boovae.data import Task
 from boovae.metrics.reference import Reference, Scores
 
@@ -17,10 +16,9 @@ from boovae.metrics.reference import Reference, Scores
 def test_every_variant_has_a_score_for_each_seed_and_task(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["standard", "short=standard:epochs=1", "again=standard:epochs=1"]
+    words = ["standard:epochs=2", "short=standard:epochs=1", "again=standard:epochs=1"]
     flags = ["--tasks", "2", "--samples", "3", "--images", "10", "--device", "cpu"]
     monkeypatch.setattr("sys.argv", ["variants.py", *words, *flags])
-    monkeypatch.setitem(recipe("digits"), "epochs", 2)
     variants.main()
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     table = {

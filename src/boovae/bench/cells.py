@@ -209,11 +209,14 @@ def _joint_tasks(dataset: str, most: int, asked: Sequence[int] | None) -> list[i
 
 
 def schedule(named: Mapping[str, Any], common: Mapping[str, Any] = MappingProxyType({})) -> Settings:
-    """Return the settings of a cell: the paper's epochs and early stopping, or for `distill` its own recipe.
+    """Return the settings of a cell: the paper's preset; for `distill` what was tuned, or with own data the defaults.
 
     `common` applies to all cells; settings that a method does not read are left out.
     """
+    from boovae.config.resolve import packaged_toml
     from boovae.methods import resolve
 
-    ours = "distill" in str(named["method"]).split("+")
-    return resolve(named, preset=None if ours else "paper", common=common)
+    preset: str | None = "paper"
+    if "distill" in str(named["method"]).split("+"):
+        preset = "tuned" if named["dataset"] in packaged_toml("boovae.config", "presets.toml")["tuned"] else None
+    return resolve(named, preset=preset, common=common)

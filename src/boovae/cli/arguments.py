@@ -63,8 +63,9 @@ class Configured(OnDevice, ReadsData):
 
     config: Path | None = None
     """TOML file with settings; flags override it."""
-    preset: Literal["paper"] | None = None
-    """Settings that reproduce the paper's; the file and flags override it."""
+    preset: Literal["paper", "tuned"] | None = None
+    """Settings of the paper, or those tuned for its datasets; the file and flags override them. Without a preset, what
+    is not given is chosen from the data."""
 
     #: Defaults that differ for this command; the file and flags override them.
     own_defaults: ClassVar[dict[str, Any]] = {}

@@ -16,7 +16,7 @@ import boovae
 from boovae.cli import arguments as kinds
 from boovae.cli import commands
 from boovae.config import CORE, CORE_NAMES, Section, Settings
-from boovae.config.resolve import chosen, read_settings, refuse_foreign
+from boovae.config.resolve import read_settings, refuse_foreign
 from boovae.config.section import hints
 from boovae.errors import BoovaeError, InputError, RunError, as_flag, unknown_name
 
@@ -105,13 +105,18 @@ def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
     if first.help_all:
         words, sections = ["--help"], REGISTRY.all_sections()
     arguments, flat = _asked(name, verb.kind, words, settings, sections, hide=first.help and not first.help_all)
-    return arguments, from_mapping(flat)
+    named_here = {_setting_of(word) for word in words}
+    return arguments, from_mapping(flat | {"chosen": [each for each in settings.chosen if each not in named_here]})
+
+
+def _setting_of(word: str) -> str:
+    """Return the setting that a word of the command line names, if it is a flag."""
+    return word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
 
 
 def _defaults(kind: Any, first: argparse.Namespace) -> Settings:
     """Return the core settings as far as they are known without the methods, which import torch."""
-    usual = chosen(first.dataset or Settings().data.dataset, Settings.method, first.preset)
-    values = {**usual, **kind.own_defaults, "dataset": first.dataset}
+    values = {**kind.own_defaults, "dataset": first.dataset}
     return Settings().changed(
         **{name: value for name, value in values.items() if name in CORE_NAMES and value is not None}
     )
@@ -136,12 +141,12 @@ def _refuse_other_flags(words: Sequence[str], method: str) -> None:
     """Refuse settings of methods other than the chosen one, and a flag that was removed."""
     from boovae.methods import REGISTRY
 
-    flags = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    flags = [_setting_of(word) for word in words if word.startswith("--")]
     if "strengths" in flags:
         raise InputError(
             "{strengths} was removed: each setting of a method has its own flag, for example {ewc_strength=3}"
         )
-    refuse_foreign([flag.removeprefix("no-").replace("-", "_") for flag in flags], method, REGISTRY)
+    refuse_foreign(flags, method, REGISTRY)
 
 
 def _asked(

@@ -1,50 +1,242 @@
-"""Default settings that follow from the size and kind of the data: pure rules, no training."""
+"""Settings from the data: what nobody gave is chosen by the rules of this file.
+
+The rules are pure: they read a summary of a task's images, and train nothing. Those of `MODEL` hold for a whole run and
+read the first task; those of `TASK` are applied to every task, since a month of 40 images may follow one of 4,000.
+What each rule rests on is in docs/choosing-settings.md.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from boovae.config.resolve import recipe
-from boovae.config.settings import Settings, Value, fitted_batch
+from boovae.config.settings import Settings, Value
 
-#: Tasks with fewer images get the settings of the embedded digits, a dataset of that size.
-SMALL_TASK = 1000
-SMALL_EPOCHS = 70
-#: Steps of a larger task, as far as the limits on its epochs allow.
-STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 40, 200
-#: Images with at most this many features get a narrow network.
-FEW_FEATURES = 256
+#: Images with at most this many numbers get a narrow network; larger grey pictures than `MANY` a convolutional one.
+FEW, MANY = 256, 1024
+#: The smallest side of a picture for a convolutional network, and for augmentation.
+LEAST_SIDE, LEAST_DEFORMED = 8, 16
+#: Tasks with fewer images than this are deformed.
+DEFORMED_BELOW = 3000
+#: Mirrored pictures are alike if this share of the images has its nearest neighbour among the mirrored ones.
+ALIKE = 0.3
+#: Steps per task, by the cost of one; and the limits of the epochs that they make.
+STEPS, FEW_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 1500, 40, 800
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """The facts about the data that the rules use."""
+    """The facts about a task that the rules use."""
 
+    shape: tuple[int, ...]
+    """Shape of one image: (height, width), with the colours first, or (features,)."""
     images: int
     """Training images of the task."""
-    features: int
-    """Numbers in one image."""
-    grey: bool
-    """Whether they are grey values; other values are standardised."""
+    pixels: bool = True
+    """Whether the values share one bounded range; other numbers are standardised per feature."""
+    eight_bit: bool = False
+    """Whether all values are among 256 steps of the range."""
+    augmentable: bool = True
+    """Whether pictures may be deformed: those binarised at a threshold stay binary."""
+    mirrored: float = 0.0
+    """Share of images whose nearest neighbour is a mirrored image, not one as it is."""
+
+    @property
+    def features(self) -> int:
+        """The numbers in one image."""
+        return math.prod(self.shape)
+
+    @property
+    def side(self) -> int:
+        """The shorter side of a picture; 0 for rows."""
+        return min(self.shape[-2:]) if len(self.shape) > 1 else 0
+
+    @property
+    def colours(self) -> int:
+        """The channels of a picture; 0 for rows."""
+        return 0 if len(self.shape) == 1 else self.shape[0] if len(self.shape) == 3 else 1
 
 
-def settings_for(data: DataSummary) -> dict[str, Value]:
-    """Return the settings that suit the data, by name.
+class Choice(NamedTuple):
+    """A setting that was chosen, and why."""
 
-    >>> settings_for(DataSummary(images=150, features=64, grey=True))["net"]
-    'mlp:128'
+    setting: str
+    value: Value
+    reason: str
+
+
+#: Returns a value and the reason, or None to keep the default.
+Rule = Callable[[DataSummary, Settings], tuple[Value, str] | None]
+
+
+def choose_model(settings: Settings, data: DataSummary) -> tuple[Settings, tuple[Choice, ...]]:
+    """Return the settings of a run, with values for those nobody gave (`Settings.chosen`), and these choices."""
+    return _apply(MODEL, settings, data)
+
+
+def choose_task(settings: Settings, data: DataSummary) -> tuple[Settings, tuple[Choice, ...]]:
+    """Return the settings of a task, with values for those nobody gave that may differ between tasks.
+
+    >>> settings = Settings(chosen=("epochs", "deform")).changed(net="res:32")
+    >>> for choice in choose_task(settings, DataSummary((3, 32, 32), 5000))[1]:
+    ...     print(*choice, sep=": ")
+    epochs: 200: about 4,000 steps
+    deform: 0.0: at least 3,000 images: enough without
     """
-    batch_size = fitted_batch(data.images, Settings().training.batch_size, recipe("own_data")["epoch_steps"])
-    small = data.images < SMALL_TASK
-    epochs = SMALL_EPOCHS if small else min(max(STEPS * batch_size // data.images, FEWEST_EPOCHS), MOST_EPOCHS)
-    return {
-        "latent_dim": min(max(data.features // 6, 2), 40),
-        "net": "mlp:128" if data.features <= FEW_FEATURES else "mlp:300",
-        "likelihood": "bernoulli" if data.grey else "normal",
-        "decoder_bounds": data.grey,  # the range of standardised values grows from task to task
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "learning_rate": 3e-3 if small else 1e-3,
-        "boo_steps": 10 if small else 100,
-        "distill_latents": 50 if small else 250,
-    }
+    return _apply(TASK, settings, data)
+
+
+def _apply(rules: Mapping[str, Rule], settings: Settings, data: DataSummary) -> tuple[Settings, tuple[Choice, ...]]:
+    found = []
+    for name, rule in rules.items():
+        if name in settings.chosen:
+            answer = rule(data, settings)
+            if answer is not None:
+                settings = settings.changed(**{name: answer[0]})
+                found.append(Choice(name, *answer))
+    return settings, tuple(found)
+
+
+def _convolves(settings: Settings) -> bool:
+    return settings.model.net.startswith(("conv", "res"))
+
+
+# --- of the run -----------------------------------------------------------------------------------------------------
+
+
+def _net(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    if data.side >= LEAST_SIDE and data.features > FEW:
+        if data.colours > 1:
+            return "res:32", "colour pictures"
+        if data.features > MANY:
+            return "res:32", f"pictures of more than {MANY:,} pixels"
+    if data.features <= FEW:
+        return "mlp:128", f"only {data.features} numbers per image"
+    return "mlp:512", f"{data.features:,} numbers per image"
+
+
+def _latent_dim(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    if _convolves(settings):
+        return 64, "a convolutional network"
+    return min(max(data.features // 6, 2), 40), "a sixth of the numbers, from 2 to 40"
+
+
+def _likelihood(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    if not data.pixels:
+        return "normal", "numbers without a common range"
+    if data.colours > 1:
+        if data.eight_bit:
+            return "logistic_mixture", "colours of eight bits"
+        return "normal", "colours that are not of eight bits"
+    return "bernoulli", "grey values in one range"
+
+
+def _noise(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
+    if settings.model.likelihood == "normal" and data.pixels:
+        return "learned", "the noise of pixels differs between and within pictures"
+    return None
+
+
+def _decoder_bounds(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return data.pixels, "pixels have a common range" if data.pixels else "the range may grow from task to task"
+
+
+def _bound_samples(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    if _convolves(settings):
+        return 1, "decoding with convolutions is costly"
+    if data.features <= FEW or not data.pixels:
+        return 1, "more do not help with few numbers"
+    return 10, "a tighter bound"
+
+
+def _samples(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return (200, "decoding with convolutions is costly") if _convolves(settings) else (500, "quick, and close to more")
+
+
+def _generated(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    if _convolves(settings):
+        return 2000, "decoding with convolutions is costly"
+    return (5000, "small images") if data.features <= FEW else (10_000, "quick to decode")
+
+
+# --- of each task ---------------------------------------------------------------------------------------------------
+
+
+def _epoch_steps(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return 20, "smaller batches for few images"
+
+
+def _batch_size(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return (128, "pictures take memory") if _convolves(settings) else (250, "the usual size")
+
+
+def _epochs(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    few = (_convolves(settings) and data.images < 1000) or data.features <= FEW
+    steps = FEW_STEPS if few else STEPS
+    images = round(2 ** (round(2 * math.log2(data.images)) / 2))  # tasks of similar sizes get the same epochs
+    per_epoch = -(-images // settings.training.batch_of(images))
+    return min(max(steps // per_epoch, FEWEST_EPOCHS), MOST_EPOCHS), f"about {steps:,} steps"
+
+
+def _early_stop(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return max(20, settings.training.epochs // 4), "a quarter of the epochs"
+
+
+def _learning_rate(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return (3e-3, "a small network") if data.features <= FEW else (1e-3, "safe for these networks")
+
+
+def _kl_warmup(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return settings.training.epochs // 10, "a tenth of the epochs, against collapse"
+
+
+def _deform(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
+    if not data.pixels or not data.augmentable or data.side < LEAST_DEFORMED:
+        return None
+    if data.images >= DEFORMED_BELOW:
+        return 0.0, f"at least {DEFORMED_BELOW:,} images: enough without"
+    return 0.1, f"fewer than {DEFORMED_BELOW:,} images"
+
+
+def _mirror(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
+    if not data.pixels or not data.side:
+        return None
+    return data.mirrored >= ALIKE, f"{data.mirrored:.0%} of the images are most like a mirrored one"
+
+
+def _boo_steps(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return (10, "small images") if data.features <= FEW else (100, "the components are fitted by gradient")
+
+
+def _distill_latents(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    if data.features <= FEW or _convolves(settings):
+        return 50, "small images" if data.features <= FEW else "decoding with convolutions is costly"
+    return 250, "as many as images in a batch"
+
+
+MODEL: Mapping[str, Rule] = {
+    "net": _net,
+    "latent_dim": _latent_dim,
+    "likelihood": _likelihood,
+    "noise": _noise,
+    "decoder_bounds": _decoder_bounds,
+    "bound_samples": _bound_samples,
+    "samples": _samples,
+    "generated": _generated,
+}
+TASK: Mapping[str, Rule] = {
+    "epoch_steps": _epoch_steps,
+    "batch_size": _batch_size,
+    "epochs": _epochs,
+    "early_stop": _early_stop,
+    "learning_rate": _learning_rate,
+    "kl_warmup": _kl_warmup,
+    "deform": _deform,
+    "mirror": _mirror,
+    "boo_steps": _boo_steps,
+    "distill_latents": _distill_latents,
+}
+#: All settings that can be chosen.
+CHOOSABLE = (*MODEL, *TASK)

@@ -1,17 +1,18 @@
 """Precedence of settings: a flag, then the file, the preset, the strengths that `boovae tune` chose for the dataset,
-the recipe of the dataset, and last the default.
+and the default; where nobody gave a value, some are chosen from the data instead (`choose.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from boovae.config.choose import CHOOSABLE
 from boovae.config.section import Section, checked
 from boovae.config.settings import CORE, CORE_NAMES, Settings
 from boovae.errors import InputError, SettingError, unknown_name
@@ -27,6 +28,9 @@ class Parts(Protocol):
     def owners(self) -> Mapping[str, str]:
         """Return the name of a method for each setting that any method reads."""
 
+    def unchosen(self, method: str) -> Set[str]:
+        """Return the settings that keep their defaults with a method, whatever suits the data."""
+
 
 def resolve(
     given: Mapping[str, Any],
@@ -36,10 +40,10 @@ def resolve(
     parts: Parts,
     common: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Combine explicit settings, a TOML file, a preset, the dataset's recipe and the defaults.
+    """Combine explicit settings, a TOML file, a preset, tuned strengths and the defaults.
 
-    `common` may hold settings of several methods, like a file: those that the method does not read are left out; in
-    `given` they are refused.
+    Without a preset, settings that nobody gave are left to the chooser (`Settings.chosen`). `common` may hold settings
+    of several methods, like a file: those that the method does not read are left out; in `given` they are refused.
     """
     named = {name: value for name, value in given.items() if value is not None}
     shared = {**(read_settings(file) if file else {}), **(common or {})}
@@ -48,7 +52,13 @@ def resolve(
         for name, usual in (("dataset", Settings().data.dataset), ("method", Settings.method))
     )
     refuse_foreign(named, method, parts)
-    return from_mapping({**chosen(dataset, method, preset), **shared, **named}, parts=parts)
+    values = {**strengths(dataset, method), **_preset(preset, dataset, method), **shared, **named}
+    settings = from_mapping(values, parts=parts)
+    if preset is not None:
+        return settings
+    read = CORE_NAMES.union(item.name for kind in parts.sections(method) for item in fields(kind))
+    taken = values.keys() | parts.unchosen(method)
+    return replace(settings, chosen=tuple(name for name in CHOOSABLE if name in read and name not in taken))
 
 
 def from_mapping(values: Mapping[str, Any], *, parts: Parts) -> Settings:
@@ -59,7 +69,9 @@ def from_mapping(values: Mapping[str, Any], *, parts: Parts) -> Settings:
     ()
     """
     flat = {name: value for name, value in flattened(values).items() if value is not None}
-    settings = Settings().changed(**{name: flat[name] for name in CORE_NAMES & flat.keys()})
+    chosen = checked("chosen", flat.pop("chosen", ()), tuple[str, ...])
+    settings = replace(Settings(), chosen=tuple(name for name in CHOOSABLE if name in chosen))
+    settings = settings.changed(**{name: flat[name] for name in CORE_NAMES & flat.keys()})
     own: dict[str, Any] = {}
     for kind in parts.sections(settings.method):
         given = {item.name: flat[item.name] for item in fields(kind) if item.name in flat}
@@ -103,8 +115,8 @@ def _numbers(texts: Any) -> dict[str, float]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read the settings in a TOML file, by name."""
-    return flattened(read_toml(path))
+    """Read the settings in a TOML file, by name; those that were chosen for another run count as given."""
+    return {name: value for name, value in flattened(read_toml(path)).items() if name != "chosen"}
 
 
 def read_toml(path: Path, argument: str = "config") -> dict[str, Any]:
@@ -117,7 +129,7 @@ def read_toml(path: Path, argument: str = "config") -> dict[str, Any]:
         raise InputError(f"cannot read the configuration {path} ({{{argument}}}): {error}") from error
 
 
-# --- what is chosen for a dataset -----------------------------------------------------------------------------------
+# --- what is packaged for a dataset ---------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -126,32 +138,25 @@ def packaged_toml(room: str, name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files(room).joinpath(name).read_text(encoding="utf-8"))
 
 
-def chosen(dataset: str, method: str, preset: str | None = None) -> dict[str, Any]:
-    """Return the settings for a dataset and a method that hold unless the user sets others."""
-    return {**recipe(dataset), **strengths(dataset, method), **_preset(preset, dataset)}
-
-
-def recipe(dataset: str) -> dict[str, Any]:
-    """Return the recipe of a dataset; all of the user's own data share one."""
-    recipes = packaged_toml("boovae.config", "recipes.toml")
-    found: dict[str, Any] = recipes.get(dataset, recipes["own_data"])
-    return found
-
-
 def strengths(dataset: str, method: str) -> dict[str, Any]:
     """Return the strengths chosen on validation data for a method, or for the parts of a combination."""
     sections = packaged_toml("boovae.config", "strengths.toml").get(dataset, {})
-    chosen: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name in (*method.split("+"), method):
-        chosen |= sections.get(name, {})
-    return chosen
+        found |= sections.get(name, {})
+    return found
 
 
-def _preset(name: str | None, dataset: str) -> dict[str, Any]:
+def _preset(name: str | None, dataset: str, method: str) -> dict[str, Any]:
+    """Return what a preset sets for every dataset, for this one (`own_data` stands for others), and for the method."""
     if name is None:
         return {}
     presets = packaged_toml("boovae.config", "presets.toml")
     if name not in presets:
         raise unknown_name("preset ({preset})", name, presets)
-    common = {key: value for key, value in presets[name].items() if not isinstance(value, dict)}
-    return {**common, **presets[name].get(dataset, {})}
+    section = presets[name].get(dataset, presets[name].get("own_data"))
+    if section is None:
+        known = ", ".join(key for key, value in presets[name].items() if isinstance(value, dict))
+        raise InputError(f"{{preset={name}}} is for {known}, not for {dataset}; leave it out")
+    layers = (presets[name], section, section.get(method, {}))
+    return {key: value for layer in layers for key, value in layer.items() if not isinstance(value, dict)}

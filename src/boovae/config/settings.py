@@ -163,6 +163,8 @@ class Settings:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     #: The method's settings that differ from their defaults, by name, in alphabetical order.
     own: tuple[tuple[str, Value], ...] = ()
+    #: Names of the settings that nobody gave: they are chosen from the data (`choose.py`), some again for every task.
+    chosen: tuple[str, ...] = ()
 
     def of(self, kind: type[Part]) -> Part:
         """Return a section of the method, with defaults for what was not set."""
@@ -212,6 +214,8 @@ def fitted_batch(images: int, most: int, steps: int) -> int:
 def to_toml(settings: Settings, sections: Sequence[type[Section]] = ()) -> str:
     """Return the settings as TOML, one table per section; `sections` are the method's, written with every value."""
     tables: dict[str, Any] = {"method": settings.method}
+    if settings.chosen:
+        tables["chosen"] = list(settings.chosen)
     for name in CORE:
         tables[name] = _written(asdict(getattr(settings, name)))
     own = {name: value for kind in sections for name, value in asdict(settings.of(kind)).items()}

@@ -27,6 +27,7 @@ from boovae.config.section import AtLeastOne, checked
 from boovae.data.arrays import as_images, as_numpy
 from boovae.data.batches import check_kind, concatenated, hint_at_batches, images_of_batch, is_batches, spooled
 from boovae.data.scaling import Rows, Scaling, blocks_of, divided, in_given_shape, model_shape
+from boovae.data.summary import summarise
 from boovae.data.tasks import ImageSpec, Split, Task
 from boovae.errors import InputError
 from boovae.estimator.detection import Score, TaskFinder, Trial, Waiting
@@ -197,7 +198,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         train, valid = divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
         with closing(make_display(quiet=not self.verbose)) as display:
-            trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, images=len(train))
+            trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, task.train.images)
             watcher = Watch(display)
             display.task(index, index + 1, task.name, trainer.settings.training.epochs)
             trainer.learn(task, watcher)
@@ -207,21 +208,30 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
                 ConvergenceWarning,
                 stacklevel=4,
             )
+        if trainer.collapsed.any():
+            warnings.warn(
+                f"task {task.name} was learned as its average alone: the posterior has collapsed, so samples and codes "
+                "say nothing about its images; try settings={'kl_weight': 0.5}, more epochs or a smaller batch_size",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
         self.scaling_ = scaling
         self.trainer_ = copied_to(trainer, trainer.device)  # without the images
         self._events = watcher.events if first else [*self._events, *watcher.events]
         return self
 
-    def _trainer(self, parameters: dict[str, Any], rows: Rows, scaling: Scaling, seed: int, *, images: int) -> Trainer:
-        """Return a trainer with all that was learned, for a task of scaled rows (n, D) with `images` to train on."""
+    def _trainer(self, parameters: dict[str, Any], rows: Rows, scaling: Scaling, seed: int, images: Tensor) -> Trainer:
+        """Return a trainer with all that was learned, for a task of scaled rows (n, D), training on `images`."""
         device, compile = choose_device(str(self.device)), parameters["compile"]
-        settings = task_settings(parameters, DataSummary(images, rows.shape[1], scaling.grey), seed)
         extent = scaling.extent(rows)
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         if before is not None:
             extent = min(extent[0], before.spec.pixel_range[0]), max(extent[1], before.spec.pixel_range[1])
-        compile = compiling_pays(images, settings, device) if compile == "auto" else bool(compile)
-        trainer = Trainer(settings, ImageSpec(model_shape(self.image_shape_), extent), device=device, compile=compile)
+        spec = ImageSpec(model_shape(self.image_shape_), extent)
+        data = summarise(images, spec, pixels=scaling.grey)
+        settings, choices = task_settings(parameters, data, seed, before.settings if before else None)
+        compile = compiling_pays(len(images), settings, device) if compile == "auto" else bool(compile)
+        trainer = Trainer(settings, spec, device=device, compile=compile, choices=choices)
         if before is not None:
             copy_learned(before, trainer)
             trainer.frozen[:] = False  # the next task may succeed, for example with a lower rate
@@ -234,7 +244,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         choose_device(str(self.device))
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
-        settings = task_settings(parameters, DataSummary(1, count, grey), seed=0)
+        settings, _ = task_settings(parameters, DataSummary((count,), 1, grey), 0, before.settings if before else None)
         # Checks method and networks. The shape is a picture; whether the data are pictures is checked later.
         trainer = Trainer(settings, ImageSpec(PICTURE))
         if before is not None:
@@ -282,7 +292,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         assert waiting.scaling is not None
         open_again: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "compile": False}
         parameters = self.get_params(deep=False) | open_again
-        trainer = self._trainer(parameters, images.numpy(), waiting.scaling, waiting.seed, images=len(images))
+        trainer = self._trainer(parameters, images.numpy(), waiting.scaling, waiting.seed, images)
         return Trial(trainer)(images)
 
     def _learn_rest(self) -> Self:

@@ -27,8 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boovae.config.choose import choose_model, choose_task
 from boovae.config.resolve import read_toml
 from boovae.data.scaling import Rows, Scaling
+from boovae.data.summary import summarise
 from boovae.data.tasks import Split, Task
 from boovae.errors import InputError
 from boovae.methods import from_mapping
@@ -263,10 +265,11 @@ class Trial:
 
 
 def shortened(settings: Settings, images: int) -> Settings:
-    """Return the settings with fewer epochs, and batches small enough for several steps per epoch."""
+    """Return fixed settings with fewer epochs, and batches small enough for several steps per epoch."""
     least = 2 if settings.model.normalisation == "batch" else 1
     batch = max(least, min(settings.training.batch_size, images // STEPS))
-    return settings.changed(epochs=min(settings.training.epochs, EPOCHS), batch_size=batch, schedule="cosine")
+    short = settings.changed(epochs=min(settings.training.epochs, EPOCHS), batch_size=batch, schedule="cosine")
+    return replace(short, chosen=())
 
 
 def make_task(images: Tensor, name: str) -> Task:
@@ -334,6 +337,8 @@ def find_borders(
 
     The learner follows the settings with a short schedule, long enough to tell its tasks from others.
     """
+    data = summarise(stream[0].train.images[:first], stream.spec)
+    settings = choose_task(choose_model(settings, data)[0], data)[0]
     trainer = Trainer(settings, stream.spec, device=device)
     trial = Trial(trainer)
     finder, borders = TaskFinder(trial, first), [0]

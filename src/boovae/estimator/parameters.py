@@ -10,11 +10,10 @@ from typing import Any, Literal
 from sklearn.utils import check_random_state
 
 from boovae.config import DataSettings, Section, Settings
-from boovae.config.choose import DataSummary, settings_for
-from boovae.config.resolve import refuse_foreign
+from boovae.config.choose import MODEL, Choice, DataSummary, choose_model, choose_task
 from boovae.config.section import Share
 from boovae.errors import InputError
-from boovae.methods import REGISTRY, from_mapping
+from boovae.methods import resolve
 
 #: Settings that are parameters of the estimator.
 OWN = ("latent_dim", "components", "method", "net", "epochs", "batch_size", "learning_rate", "likelihood", "samples")
@@ -53,10 +52,14 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         ) from error
 
 
-def task_settings(parameters: Mapping[str, Any], data: DataSummary, seed: int) -> Settings:
-    """Return the settings of a task from the estimator's `parameters`; open ones are chosen to suit the data.
+def task_settings(
+    parameters: Mapping[str, Any], data: DataSummary, seed: int, before: Settings | None = None
+) -> tuple[Settings, tuple[Choice, ...]]:
+    """Return the settings of a task from the estimator's `parameters`, and those of the model that were chosen.
 
-    >>> task_settings({}, DataSummary(images=150, features=64, grey=True), seed=0).model.net
+    What is open is chosen to suit the data; what defines the model is as `before`, in an earlier task.
+
+    >>> task_settings({}, DataSummary((64,), images=150), seed=0)[0].model.net
     'mlp:128'
     """
     others = {str(name): value for name, value in (parameters.get("settings") or {}).items()}
@@ -65,17 +68,22 @@ def task_settings(parameters: Mapping[str, Any], data: DataSummary, seed: int) -
             raise InputError(f"settings: {name} is a parameter of its own; BooVAE({name}=...)")
         if name in FOREIGN:
             raise InputError(f"settings: {name} has no meaning for an estimator; leave it out")
-        if name in PIXELS and value and not data.grey:
+        if name in PIXELS and value and not data.pixels:
             raise InputError(
                 f"settings: {name} is for grey values, other numbers are standardised per feature; leave it out, or "
                 "pass pixels as uint8 or in [0, 1]"
             )
-    refuse_foreign(others, str(parameters.get("method") or Settings.method), REGISTRY)
     given = {name: parameters.get(name) for name in OWN} | others
     if given["likelihood"] == "auto":
         given["likelihood"] = None
-    named = {name: value for name, value in given.items() if value is not None}
-    return from_mapping(settings_for(data) | named | {"dataset": "arrays", "seed": seed})
+    settings = resolve(given | {"dataset": "arrays", "seed": seed})
+    choices: tuple[Choice, ...] = ()
+    if before is None:
+        settings, choices = choose_model(settings, data)
+    else:
+        there = before.flat()
+        settings = settings.changed(**{name: there[name] for name in MODEL if name in settings.chosen})
+    return choose_task(settings, data)[0], choices
 
 
 def check_same_model(before: Settings, now: Settings) -> None:

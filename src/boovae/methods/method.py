@@ -80,6 +80,8 @@ class Method:
     own: Any = None
     #: The settings that `boovae tune` chooses, the main one first, with the values to try.
     search: Mapping[str, tuple[float, ...]] = MappingProxyType({})
+    #: Settings that keep their defaults with this method instead of being chosen from the data.
+    unchosen: frozenset[str] = frozenset()
     #: Methods it cannot be combined with, and why.
     clashes: Mapping[str, str] = MappingProxyType({})
 

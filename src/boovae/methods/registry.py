@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,10 @@ class _Registry:
                 owners.setdefault(setting, name)
         return owners
 
+    def unchosen(self, method: str) -> Set[str]:
+        """Return the settings that keep their defaults with a method, whatever suits the data."""
+        return frozenset[str]().union(*(part.unchosen for part in parts_of(method)))
+
     def all_sections(self) -> list[type[Section]]:
         """Return the sections of all methods, each once."""
         import_outside()
@@ -140,12 +144,13 @@ def resolve(
     *,
     common: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the settings from the user's values, a TOML file, a preset, the dataset's recipe and the defaults.
+    """Return the settings from the user's values, a TOML file, a preset, tuned strengths and the defaults.
 
     `common` holds settings of several methods; those that the method does not read are dropped.
 
-    >>> resolve({"dataset": "mnist", "epochs": 3}).training.batch_size
-    250
+    >>> settings = resolve({"dataset": "mnist", "epochs": 3})
+    >>> settings.training.epochs, "epochs" in settings.chosen, "net" in settings.chosen
+    (3, False, True)
     >>> resolve({"dataset": "mnist"}, preset="paper").training.schedule
     'plateau'
     """

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from boovae.data import Task
     from boovae.training.trainer import Trainer
 
-#: A latent dimension is active if the variance of its means over the images is larger (Burda et al., 2016).
-ACTIVE = 0.01
 #: Test images per task to measure on.
 IMAGES = 1000
 #: A log-variance closer to its limit than this counts as being at the limit.
@@ -45,6 +43,7 @@ def posterior_health(trainer: Trainer, tasks: Sequence[Task | None]) -> Posterio
     import torch
 
     from boovae.model.vae import VAE
+    from boovae.training.collapse import ACTIVE
 
     upper = trainer.settings.model.log_variance_range[1]
     active, at_limit = np.full((2, len(tasks), len(trainer.replicas)), np.nan)

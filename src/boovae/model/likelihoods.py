@@ -1,7 +1,7 @@
 """Likelihoods of pixels given the decoder's output.
 
-Bernoulli on grey values; normal, logistic and Laplace (l1) densities of constant width; and a normal density whose width
-the decoder predicts.
+Bernoulli on grey values; normal, logistic and Laplace (l1) densities of constant width; and a normal density whose
+width the decoder predicts.
 """
 
 from __future__ import annotations

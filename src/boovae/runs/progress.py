@@ -118,18 +118,42 @@ def make_display(*, quiet: bool) -> Display:
     return Live() if sys.stderr.isatty() else Lines()
 
 
+def choice_table(event: dict[str, Any], shown: dict[str, Any]) -> str:
+    """Return a table of the settings chosen for a task, without those that are `shown` already, to which it adds them.
+
+    >>> event = {"task": 0, "choices": [{"setting": "net", "value": "mlp:128", "reason": "few numbers"}]}
+    >>> shown = {}
+    >>> print(choice_table(event, shown))
+    chosen from the data (a flag overrides each):
+      net  mlp:128  few numbers
+    >>> choice_table(event, shown)
+    ''
+    """
+    fresh = [each for each in event["choices"] if shown.get(each["setting"]) != each["value"]]
+    shown |= {each["setting"]: each["value"] for each in fresh}
+    if not fresh:
+        return ""
+    head = "chosen from the data (a flag overrides each):" if event["task"] == 0 else "changed for this task:"
+    name, value = (max(len(str(each[key])) for each in fresh) for key in ("setting", "value"))
+    rows = [f"  {each['setting']:{name}}  {each['value']!s:{value}}  {each['reason']}" for each in fresh]
+    return "\n".join([head, *rows])
+
+
 class Watch:
     """Observes a trainer that has no run folder: shows epochs and notes, and keeps the events in memory."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
         self.events: list[dict[str, Any]] = []
+        self._choices: dict[str, Any] = {}
 
     def event(self, event: dict[str, Any]) -> None:
-        """Keep an event; show it if it is a note."""
+        """Keep an event; show notes and choices."""
         self.events.append(event)
         if event["event"] == "note":
             self.display.note(event["text"])
+        if event["event"] == "choices" and (table := choice_table(event, self._choices)):
+            self.display.note(table)
 
     def block(self, trainer: Any) -> None:
         """Write nothing."""

@@ -20,7 +20,7 @@ from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.partial_results import PartialResult
 from boovae.report.run_record import RunRecord
 from boovae.runs.folder import Line, Log, RunFolder
-from boovae.runs.progress import Display
+from boovae.runs.progress import Display, choice_table
 from boovae.runs.reading import record_of_log
 from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
@@ -51,6 +51,7 @@ class Run:
         self._unwritten: list[str] = []
         self._unsent: list[Event] = []  # events since the last checkpoint, for trackers
         self._saved = self._asked = time.monotonic()
+        self._choices: dict[str, Any] = {}  # shown so far
         self._task_seconds = 0.0  # spent on the task in training, by earlier processes too
         self._began: float | None = None
         self._lock = hold_folder(folder)
@@ -143,6 +144,14 @@ class Run:
         self._unsent.append(event)
         if event["event"] == "note":
             self.display.note(event["text"])
+        if event["event"] == "choices" and (table := choice_table(event, self._choices)):
+            self.display.note(table)
+        if event["event"] == "collapse":
+            who = ", ".join(str(index) for index, again in enumerate(event["collapsed"]) if again)
+            self.display.note(
+                f"the posterior of replica {who} collapsed: learning the task once more, with a KL warm-up of "
+                f"{event['kl_warmup']} epochs"
+            )
         if event["event"] == "divergence":
             done = (
                 "given up; the others continue"

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from boovae.config import Settings
+from boovae.config.choose import choose_model, choose_task
+from boovae.config.resolve import read_toml
 from boovae.data import ImageSpec
+from boovae.data.summary import summarise
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.methods import from_mapping, outside_digest
@@ -72,7 +75,9 @@ def train(
     check_metrics(metrics)
     chosen = choose_device(device)
     planned = planned_tasks(stream, settings)
-    trainer = trainer_for(settings, planned, chosen, compile)
+    recorded = None if resume == "never" else recorded_settings(out)
+    trainer = trainer_for(settings, planned, chosen, compile, recorded=recorded)
+    settings = trainer.settings
     with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):
             names = [task.name for task in planned]
@@ -110,7 +115,8 @@ def advance(
             else:
                 task = tasks[trainer.tasks_done]
                 assert task is not None
-                run.display.task(trainer.tasks_done, len(tasks), task.name, run.settings.training.epochs)
+                trainer.prepare(task)
+                run.display.task(trainer.tasks_done, len(tasks), task.name, trainer.settings.training.epochs)
                 run.learn(trainer, task)
             run.checkpoint(trainer)
             if evaluated and len(run.evaluations) < len(tasks):  # at the end of a run all warnings are shown
@@ -206,10 +212,33 @@ def planned_tasks(stream: Stream, settings: Settings) -> Stream:
     return stream[: settings.data.tasks]
 
 
-def trainer_for(settings: Settings, planned: Stream, device: torch.device, compile: str, **options: Any) -> Trainer:
-    """Return a trainer for the planned tasks; its steps are compiled if asked for or worthwhile."""
+def trainer_for(
+    settings: Settings,
+    planned: Stream,
+    device: torch.device,
+    compile: str,
+    *,
+    recorded: Settings | None = None,
+    **options: Any,
+) -> Trainer:
+    """Return a trainer for the planned tasks; its steps are compiled if asked for or worthwhile.
+
+    Settings that nobody gave are chosen from the first task, or taken from a run that is continued (`recorded`).
+    """
+    data = summarise(planned[0].train.images, planned.spec)
+    settings, choices = choose_model(settings, data)
+    settings, _ = choose_task(settings, data)
+    if recorded is not None:
+        there = recorded.flat()
+        settings = settings.changed(**{name: there[name] for name in settings.chosen if name in recorded.chosen})
     compiled = compiles(compile, _images(planned), settings, device)
-    return Trainer(settings, planned.spec, device=device, compile=compiled, **options)
+    return Trainer(settings, planned.spec, device=device, compile=compiled, choices=choices, **options)
+
+
+def recorded_settings(folder: Path) -> Settings | None:
+    """Return the settings of the run in a folder; None if it holds none."""
+    files = RunFolder(folder)
+    return from_mapping(read_toml(files.config)) if files.exists else None
 
 
 def _images(stream: Stream) -> int:
@@ -223,7 +252,8 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     if resume == "never" or not exists:
         return Run.create(out, settings, environment(trainer.device, trainer.compile, command), display)
     run = Run.open(out, display)
-    there, here = run.settings.flat(), from_mapping(settings.flat()).flat()  # a default may have been given explicitly
+    # A default may have been given explicitly.
+    there, here = run.settings.flat(), from_mapping(settings.flat()).flat()
     different = [name for name in there | here if there.get(name) != here.get(name)]
     if different:
         run.close()

@@ -54,12 +54,12 @@ class RunWarning:
 
 def find_warnings(run: RunRecord) -> list[RunWarning]:
     """Return the warnings about a run, the most serious first."""
-    found = [RunWarning("divergence", text) for text in _divergences(run)]
+    last = run.evaluations[-1] if run.evaluations else None
+    found = [RunWarning("collapse", text)] if last and (text := _collapsed(run, last)) else []
+    found += [RunWarning("divergence", text) for text in _divergences(run)]
     found += [RunWarning("note", _sentence(f"{note.text} (task “{run.task_name(note.task)}”)")) for note in run.remarks]
-    if run.evaluations:
-        last = run.evaluations[-1]
+    if last:
         checks = {
-            "collapse": _collapsed(run, last),
             "log-variance": _exploding(run, last),
             "forgotten": _forgotten(run, last),
             "missing": _missing(run, last),
@@ -82,11 +82,13 @@ def _collapsed(run: RunRecord, last: Evaluation) -> str:
     tasks = [task for task in range(last.learned) if active[task] < 1]
     if not tasks:
         return ""
-    warm_up, weight = _setting(run, "kl_warmup", 0.0), _setting(run, "kl_weight", 1.0)
+    weight = _setting(run, "kl_weight", 1.0)
+    warm_up = max(50, 2 * _setting(run, "kl_warmup", 0.0))
     return (
-        f"The posterior has collapsed: no latent dimension varies between the images of {_names(run, tasks)}, so codes "
-        f"and samples say nothing about them. --kl-warmup {max(50, 2 * warm_up):g} or a --kl-weight below {weight:g} "
-        "helps, or more steps: more --epochs, a smaller --batch-size."
+        f"The model has learned nothing about the images of {_names(run, tasks)} but their average: its posterior has "
+        "collapsed, no latent dimension varies between them, so all their reconstructions and samples look the same. "
+        f"--kl-warmup {warm_up:g} or a --kl-weight below {weight:g} helps, or more steps: more --epochs, a smaller "
+        "--batch-size."
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from boovae.config.choose import Choice
 from boovae.training.task_progress import Array, Control
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
 def listed(array: Array) -> list[float | None]:
     """Return an array as a list for JSON, with None for numbers that are not finite."""
     return [float(f"{value:.8g}") if math.isfinite(value) else None for value in array.tolist()]
+
+
+def choices_event(index: int, choices: Sequence[Choice]) -> Event:
+    """Return the event of the settings that were chosen for a task from its images."""
+    return {"event": "choices", "task": index, "choices": [choice._asdict() for choice in choices]}
 
 
 def task_start(index: int, task: Task) -> Event:
@@ -58,6 +64,11 @@ def epoch_end(
 def divergence(task: int, epoch: int, replica: int, retry: int | str) -> Event:
     """Return the event of a replica that diverged; `retry` counts from 1, or is "frozen"."""
     return {"event": "divergence", "task": task, "epoch": epoch, "replica": replica, "retry": retry}
+
+
+def collapse(task: int, collapsed: np.ndarray[Any, np.dtype[np.bool_]], kl_warmup: int) -> Event:
+    """Return the event of replicas that learn a task once more because their posterior collapsed."""
+    return {"event": "collapse", "task": task, "collapsed": collapsed.tolist(), "kl_warmup": kl_warmup}
 
 
 def task_end(task: int, control: Control) -> Event:

@@ -55,6 +55,12 @@ class Control:
             setattr(control, item.name, tensors[item.name].numpy().copy())
         return control
 
+    def keep(self, before: Control, done: npt.NDArray[np.bool_]) -> None:
+        """Take over the replicas that are done from an earlier attempt, and stop them."""
+        for item in fields(self):
+            getattr(self, item.name)[done] = getattr(before, item.name)[done]
+        self.active[done] = 0
+
     def judge(
         self,
         settings: TrainingSettings,
@@ -63,10 +69,12 @@ class Control:
         watched: Array,
         broken: npt.NDArray[np.bool_],
         first_eligible: int,
+        warmup: int,
     ) -> npt.NDArray[np.bool_]:
         """Lower learning rates and stop replicas after an epoch; return the mask of replicas with a new best loss.
 
-        `plain` is the loss watched for plateaus, `watched` the one for early stopping. A `broken` replica is skipped.
+        `plain` is the loss watched for plateaus, `watched` the one for early stopping, which waits for the end of the
+        KL warm-up. A `broken` replica is skipped.
         """
         before = Control.from_tensors(self.tensors())
         if settings.schedule == "plateau":
@@ -76,7 +84,7 @@ class Control:
             epoch,
             settings.early_stop,
             eligible=epoch >= min(first_eligible, settings.epochs - 1),
-            counting=epoch >= max(settings.kl_warmup, first_eligible),
+            counting=epoch >= max(warmup, first_eligible),
         )
         for name in ("learning_rate", "plateau_best", "plateau_wait", "best", "best_epoch", "wait", "active"):
             getattr(self, name)[broken] = getattr(before, name)[broken]
@@ -134,6 +142,8 @@ class TaskProgress:
     epoch: int = 0
     #: Blocks of steps done in the epoch.
     block: int = 0
+    #: 1 while collapsed replicas learn the task once more.
+    attempt: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors, for a checkpoint."""
@@ -156,7 +166,7 @@ class TaskProgress:
         saved = group(tensors, "totals")
         self.totals.update({name: torch.empty_like(steps) for name in saved})
         put(self.totals, saved)
-        self.epoch, self.block = record["epoch"], record["block"]
+        self.epoch, self.block, self.attempt = record["epoch"], record["block"], record.get("attempt", 0)
 
     def take_snapshot(self, chosen: npt.NDArray[np.bool_], current: dict[str, Tensor]) -> None:
         """Store the current state of the chosen replicas as their best."""

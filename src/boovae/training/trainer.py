@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.config.choose import Choice, choose_task
 from boovae.data import ImageSpec
+from boovae.data.summary import summarise
 from boovae.errors import InputError
 from boovae.methods import TaskImages, make_method
 from boovae.model.likelihoods import make_likelihood
@@ -25,7 +27,8 @@ from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import GradientStep
 from boovae.training import augment
-from boovae.training.events import Event, divergence, epoch_end, task_end, task_start
+from boovae.training.collapse import LEAST_EPOCHS, collapsed
+from boovae.training.events import Event, choices_event, collapse, divergence, epoch_end, task_end, task_start
 from boovae.training.objective import LOSS, Objective
 from boovae.training.state import MOST_TASKS, check, group, prefixed, put, refused, whole
 from boovae.training.task_progress import Array, Control, TaskProgress
@@ -76,10 +79,28 @@ class Trainer:
         compile: bool = False,
         seeds: Sequence[int] | None = None,
         candidates: Mapping[str, Sequence[float]] | None = None,
+        choices: Sequence[Choice] = (),
     ) -> None:
-        """Build the replicas; `seeds` and `candidates` (values of settings), one per replica, compare settings."""
-        self.settings, self.spec, self.compile = settings, spec, compile
+        """Build the replicas; `seeds` and `candidates` (values of settings), one per replica, compare settings.
+
+        `choices` are the settings of the model that were chosen from the data, for the log.
+        """
+        self.spec, self.compile, self.choices = spec, compile, tuple(choices)
         self.device = choose_device(device) if isinstance(device, str) else device
+        self._seeds, self._candidates = seeds, candidates or {}
+        self._make(settings)
+        self.sizes: list[int] = []  # training images of each finished task
+        self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up permanently
+        self.collapsed = np.zeros(len(self.replicas), dtype=bool)  # replicas that encode the last task's images alike
+        self.task_steps = 0  # of the task in training, or of the last one
+        self.engine: Engine  # of the task in training, or of the last one
+        self.progress: TaskProgress | None = None  # of the task in training
+        self._saved: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # of a task that `learn` will continue
+        self._unfinished = ""  # the task in which `learn` was interrupted
+
+    def _make(self, settings: Settings) -> None:
+        """Build everything that depends on the settings."""
+        self.settings, spec = settings, self.spec
         self.likelihood = make_likelihood(
             settings.model.likelihood, spec.pixel_range, shape=spec.shape, noise=settings.model.noise
         )
@@ -91,23 +112,16 @@ class Trainer:
                 "{normalisation=group}, or {bound_samples=1}"
             )
         self.method = make_method(settings)
-        self.replicas = Replicas(self.build, seeds or settings.training.seeds, self.device)
-        for name, values in (candidates or {}).items():
+        self.replicas = Replicas(self.build, self._seeds or settings.training.seeds, self.device)
+        for name, values in self._candidates.items():
             if len(values) != len(self.replicas):
                 raise InputError(f"candidates: {len(values)} values of {name} for {len(self.replicas)} replicas")
         for part in self.method.parts:
-            part.compare(candidates or {})
+            part.compare(self._candidates)
         self.objective = Objective(settings.training, spec, settings.model.latent_dim, self.method)
         track = self.method.track if self.method.tracks else None
-        self.step = GradientStep(self.replicas, self.objective, track=track, compile=compile)
+        self.step = GradientStep(self.replicas, self.objective, track=track, compile=self.compile)
         self.generators = self.replicas.generators
-        self.sizes: list[int] = []  # training images of each finished task
-        self.frozen = np.zeros(len(self.replicas), dtype=bool)  # replicas given up permanently
-        self.task_steps = 0  # of the task in training, or of the last one
-        self.engine: Engine  # of the task in training, or of the last one
-        self.progress: TaskProgress | None = None  # of the task in training
-        self._saved: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # of a task that `learn` will continue
-        self._unfinished = ""  # the task in which `learn` was interrupted
 
     def build(self) -> VAE:
         """Return one model according to the settings."""
@@ -162,6 +176,19 @@ class Trainer:
 
     # --- one task -----------------------------------------------------------------------------------------------
 
+    def prepare(self, task: Task) -> tuple[Choice, ...]:
+        """Check a task, and choose those of its settings that nobody gave; what was learned stays."""
+        self._check_images(task)
+        if not self.settings.chosen:
+            return ()
+        summary = summarise(task.train.images, self.spec, pixels=self.settings.model.decoder_bounds)
+        settings, choices = choose_task(self.settings, summary)
+        if settings != self.settings:
+            learned = self.state()
+            self._make(settings)
+            self._load_state(*learned)
+        return choices
+
     def learn(self, task: Task, observer: Observer | None = None) -> None:
         """Learn one task, or continue it after `load_state`; `observer` receives the events."""
         if self._unfinished:
@@ -169,30 +196,59 @@ class Trainer:
                 f"task '{self._unfinished}' was interrupted: call load_state with an earlier result of `state`, "
                 "or make a new Trainer"
             )
-        observer = observer or Unwatched()
+        observer, choices = observer or Unwatched(), self.prepare(task)
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
             self._unfinished, resumed = task.name, self.in_task
             if not resumed:
+                if choices := (*self.choices, *choices) if self.tasks_done == 0 else choices:
+                    observer.event(choices_event(self.tasks_done, choices))
                 observer.event(task_start(self.tasks_done, task))
                 self.task_steps = 0
             self.progress = progress = self._begin(images)
             events = self.method.events()
             if not resumed:  # a resumed task has logged its start already
                 _forward(events, observer)
-            while progress.epoch < self.settings.training.epochs and progress.control.active.any():
-                self._train_epoch(progress, images, observer)
-                self._end_epoch(progress, images, observer)
+            self._train(progress, images, observer)
+            again = self._again(progress, images, observer)
+            if again is not None:
+                progress = again
+                self._train(progress, images, observer)
             self._finish(progress, images, observer)
             self._unfinished = ""
 
+    def _train(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
+        """Train until all replicas have stopped, and restore the best snapshots."""
+        while progress.epoch < self.settings.training.epochs and progress.control.active.any():
+            self._train_epoch(progress, images, observer)
+            self._end_epoch(progress, images, observer)
+        progress.put_back(self._snapshot())
+        self.collapsed = collapsed(self.replicas, images.train, images.pixel_range) & ~self.frozen
+
+    def _again(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> TaskProgress | None:
+        """Begin the task again for collapsed replicas, with a longer KL warm-up; the others keep what they learned."""
+        training = self.settings.training
+        helps = "kl_warmup" in self.settings.chosen and training.epochs >= LEAST_EPOCHS
+        if not helps or progress.attempt > 0 or not self.collapsed.any():
+            return None
+        done = ~self.collapsed
+        put(self.replicas.tensors(), progress.start)
+        self.progress = again = self._begin(images)
+        self.method.events()  # logged already
+        again.attempt = 1
+        again.control.keep(progress.control, done)
+        again.take_snapshot(done, progress.best)
+        observer.event(collapse(images.index, self.collapsed, self._warmup(again)))
+        return again
+
+    def _warmup(self, progress: TaskProgress) -> int:
+        """Return the epochs of the KL warm-up: half of all when a task is learned once more after a collapse."""
+        training = self.settings.training
+        return training.epochs // 2 if progress.attempt else training.kl_warmup
+
     def _task_images(self, task: Task) -> TaskImages:
         index = self.tasks_done
-        self._check_pixels(task)
         train, valid = (split.images.to(self.device) for split in (task.train, task.valid))
-        for split, count in (("training", len(train)), ("validation", len(valid))):
-            if count == 0:
-                raise InputError(f"task '{task.name}' has no {split} images; it needs at least one")
         if self._batch_statistics and self.settings.training.batch_of(len(train)) < 2:
             raise InputError(
                 f"task '{task.name}': batch normalisation needs at least two images in a batch; "
@@ -204,17 +260,19 @@ class Trainer:
             images = part.images(self.replicas, images)
         return images
 
-    def _check_pixels(self, task: Task) -> None:
-        """Refuse images whose shape or pixel range does not fit this model."""
+    def _check_images(self, task: Task) -> None:
+        """Refuse a task without images, or images whose shape or pixel range does not fit this model."""
         low, high = self.spec.pixel_range
         slack = 1e-5 * (high - low)
-        for images in (task.train.images, task.valid.images):
+        for split, images in (("training", task.train.images), ("validation", task.valid.images)):
+            if len(images) == 0:
+                raise InputError(f"task '{task.name}' has no {split} images; it needs at least one")
             if images.ndim != 2 or images.shape[1] != self.spec.pixels:
                 raise InputError(
                     f"task '{task.name}' has images of {tuple(images.shape[1:])} pixels, this model has "
                     f"{self.spec.pixels}; make a Trainer with the shape of the stream"
                 )
-            bounded = self.settings.model.decoder_bounds and len(images) > 0  # other numbers have no range
+            bounded = self.settings.model.decoder_bounds  # other numbers have no range
             if bounded and not low - slack <= images.min() <= images.max() <= high + slack:
                 raise InputError(
                     f"task '{task.name}' has pixels in [{images.min():g}, {images.max():g}], outside pixel_range "
@@ -277,7 +335,8 @@ class Trainer:
         engine, training, control = self.engine, self.settings.training, progress.control
         engine.set_active(np.flatnonzero(control.active).tolist())
         engine.rate.copy_(torch.from_numpy(control.learning_rate * self._annealed(progress.epoch)))
-        warmth = min(1.0, progress.epoch / training.kl_warmup) if training.kl_warmup else 1.0
+        warmup = self._warmup(progress)
+        warmth = min(1.0, progress.epoch / warmup) if warmup else 1.0
         engine.kl_weight.fill_(training.kl_weight * warmth)
         key = (images.index, progress.epoch)
         steps, batch = engine.steps_per_epoch, engine.batch_size
@@ -303,13 +362,15 @@ class Trainer:
         training, control, epoch = self.settings.training, progress.control, progress.epoch
         numbers, plain, bound = self._measured()
         loss, active = numbers["valid"]["loss"], control.active > 0
-        event = epoch_end(images.index, epoch, numbers, control.learning_rate * self._annealed(epoch), active)
+        logged = epoch + progress.attempt * training.epochs  # a second attempt continues the curves
+        event = epoch_end(images.index, logged, numbers, control.learning_rate * self._annealed(epoch), active)
         observer.event(event)
         broken = active & ~(np.isfinite(numbers["train"]["loss"]) & np.isfinite(loss))
         for replica in np.flatnonzero(broken):
             self._recover(int(replica), progress, images, observer)
         watched = loss if training.stop_by == "loss" else bound
-        improved = control.judge(training, epoch, plain, watched, broken, self.method.first_eligible)
+        eligible = self.method.first_eligible
+        improved = control.judge(training, epoch, plain, watched, broken, eligible, self._warmup(progress))
         progress.take_snapshot(improved, self._snapshot())
         if epoch + 1 < training.epochs:  # changes after the last one would be undone by `_finish`
             for part in self.method.parts:
@@ -350,8 +411,7 @@ class Trainer:
         observer.event(divergence(images.index, progress.epoch, replica, retry))
 
     def _finish(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
-        """Restore the best snapshots and let the methods store their memory."""
-        progress.put_back(self._snapshot())
+        """Let the methods store their memory of the best snapshots."""
         self.method.end_task(self.replicas, images)
         _forward(self.method.events(), observer)
         self.sizes.append(images.own_images)
@@ -375,7 +435,7 @@ class Trainer:
             tensors |= self.progress.tensors()
             if self.method.tracks:
                 tensors |= prefixed("state", self.engine.state)
-            record |= {"epoch": self.epoch, "block": self.block}
+            record |= {"epoch": self.epoch, "block": self.block, "attempt": self.progress.attempt}
         return tensors, record
 
     def load_state(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:

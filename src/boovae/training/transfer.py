@@ -37,6 +37,7 @@ def to_plain(trainer: Trainer) -> dict[str, Any]:
     tensors, record = trainer.state()
     return {
         "settings": trainer.settings.flat(),
+        "chosen": trainer.settings.chosen,
         **asdict(trainer.spec),
         "compile": trainer.compile,
         "tensors": {name: tensor.cpu().numpy() for name, tensor in tensors.items()},
@@ -47,7 +48,7 @@ def to_plain(trainer: Trainer) -> dict[str, Any]:
 def from_plain(values: dict[str, Any], device: torch.device) -> Trainer:
     """Rebuild a trainer from the result of `to_plain`."""
     spec = ImageSpec(values["shape"], values["pixel_range"], values["binarize"])
-    settings = Settings().changed(**values["settings"])
+    settings = Settings(chosen=values["chosen"]).changed(**values["settings"])
     trainer = Trainer(settings, spec, device=device, compile=values["compile"])
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in values["tensors"].items()}
     trainer.load_state(tensors, values["record"])
