@@ -207,7 +207,9 @@ def _mirror(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
 
 
 def _boo_steps(data: DataSummary, settings: Settings) -> tuple[Value, str]:
-    return (10, "small images") if data.features <= FEW else (100, "the components are fitted by gradient")
+    if data.features <= FEW:
+        return 10, "small images"
+    return (30, "encoding with convolutions is costly") if _convolves(settings) else (100, "the usual number")
 
 
 def _distill_latents(data: DataSummary, settings: Settings) -> tuple[Value, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -116,6 +117,38 @@ def make_display(*, quiet: bool) -> Display:
     if quiet:
         return Display()
     return Live() if sys.stderr.isatty() else Lines()
+
+
+class TimeEstimate:
+    """Says once, after the first epochs of a run, how long it will take to train its tasks."""
+
+    #: The epoch that is timed, counted from 0: the first ones compile, and fit components.
+    timed = 2
+
+    def __init__(self, images: Sequence[int], display: Display) -> None:
+        """`images` are the numbers of training images of the tasks to come."""
+        self._images, self._display = images, display
+        self._done, self._began = 0, 0.0
+
+    def epoch(self, epochs: int) -> None:
+        """Take note that an epoch has ended; a task has up to `epochs`."""
+        seconds, self._began = time.monotonic() - self._began, time.monotonic()
+        if self._done == self.timed and epochs > self.timed:
+            total = seconds * epochs * sum(self._images) / self._images[0]
+            tasks = "the task" if len(self._images) == 1 else f"{len(self._images)} tasks"
+            self._display.note(f"training {tasks} takes up to {duration(total)}; evaluations come on top")
+        self._done += 1
+
+
+def duration(seconds: float) -> str:
+    """Return a rough duration in words.
+
+    >>> duration(4), duration(100), duration(9000)
+    ('5 seconds', '2 minutes', '2.5 hours')
+    """
+    if seconds < 90:
+        return f"{max(5, round(seconds / 5) * 5)} seconds"
+    return f"{round(seconds / 60)} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def choice_table(event: dict[str, Any], shown: dict[str, Any]) -> str:

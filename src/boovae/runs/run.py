@@ -20,7 +20,7 @@ from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.partial_results import PartialResult
 from boovae.report.run_record import RunRecord
 from boovae.runs.folder import Line, Log, RunFolder
-from boovae.runs.progress import Display, choice_table
+from boovae.runs.progress import Display, TimeEstimate, choice_table
 from boovae.runs.reading import record_of_log
 from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
@@ -44,6 +44,7 @@ class Run:
         self.settings = settings
         self.display = display or Display()
         self.stop_requested = False
+        self.estimate: TimeEstimate | None = None
         self.follow: Callable[[Sequence[Event]], None] | None = None  # receives events that are safe in a checkpoint
         self.partial_results: dict[str, PartialResult] = {}  # of the evaluation in progress
         self._log: Log | None = None  # written and still to be written; None until it is read
@@ -195,6 +196,8 @@ class Run:
     def epoch(self, trainer: Trainer, event: Event) -> None:
         """Show an epoch."""
         self.display.epoch(event)
+        if self.estimate is not None:
+            self.estimate.epoch(trainer.settings.training.epochs)
 
     def checkpoint(self, trainer: Trainer) -> None:
         """Write a checkpoint with the length of the log and the state of an evaluation in progress."""

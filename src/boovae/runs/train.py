@@ -31,7 +31,7 @@ from boovae.replicas.devices import choose_device, compiles
 from boovae.runs.environment import environment
 from boovae.runs.folder import LOG_FORMAT, RunFolder
 from boovae.runs.inspection import has_components, save_components
-from boovae.runs.progress import Display
+from boovae.runs.progress import Display, TimeEstimate
 from boovae.runs.run import Run
 from boovae.runs.trackers import check_trackers, tracked
 from boovae.runs.warnings import URGENT, find_warnings
@@ -107,6 +107,8 @@ def advance(
     """
     networks = sample_networks(stream, trainer, metrics, run.say, features, data_dir)
     said: set[str] = set()
+    if to_learn := [len(task.train.images) for task in tasks[trainer.tasks_done :] if task is not None]:
+        run.estimate = TimeEstimate(to_learn, run.display)
     with tracked(run, log):
         while len(run.evaluations) < len(tasks):
             evaluated = len(run.evaluations) < trainer.tasks_done
