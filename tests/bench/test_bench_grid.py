@@ -48,7 +48,7 @@ def test_compared_methods_have_the_papers_schedule_and_our_default_its_own() -> 
         training = cells[label].training
         assert (training.schedule, training.epochs, training.early_stop) == ("plateau", 500, 50)
     assert cells["boo"].of(FitSettings).boo_objective == "literal"
-    assert cells["boo+distill"] == resolve({"dataset": "mnist", "tasks": 10})
+    assert cells["boo+distill"] == resolve({"dataset": "mnist", "tasks": 10}, preset="tuned")
 
 
 def test_the_tuned_strengths_hold_in_the_bench() -> None:

@@ -168,10 +168,12 @@ def test_help_all_shows_every_flag(flags: Help) -> None:
 def test_help_shows_the_defaults_that_hold(words: list[str], preset: str | None, flags: Help) -> None:
     named = {word.removeprefix("--"): value for word, value in itertools.pairwise(words) if word.startswith("--")}
     named.pop("preset", None)
-    settings = resolve(named, preset=preset).flat()
+    resolved = resolve(named, preset=preset)
+    settings = resolved.flat()
     shown = flags(*words, "--help")
     for name in ("epochs", "batch_size", "learning_rate", "net", "latent_dim", "samples", "dataset", "method"):
-        assert f"(default: {settings[name]})" in shown[as_flag(name)]
+        default = "from the data" if name in resolved.chosen else settings[name]
+        assert f"(default: {default})" in shown[as_flag(name)]
     assert "(default: 500)" in flags("tune", "--dataset", "mnist", "--help")["--samples"]
     assert "(default: 2)" in flags("replay", "--help")["--classes-per-task"]
 
@@ -229,7 +231,7 @@ def test_a_run_folder_holds_everything(run: Path) -> None:
     logged = events(run)
     assert [event["event"] for event in logged if event["event"] not in ("epoch", "components")] == [
         "run",
-        *["task_start", "task_end", "evaluation"] * 3,
+        *["choices", "task_start", "task_end", "evaluation"] * 3,
     ]
     last = logged[-1]
     assert len(last["nll"]["per_task"]) == last["seen"] == 3
@@ -250,7 +252,7 @@ def test_a_run_of_version_0_1_0_is_continued_and_measured(
 ) -> None:
     old = Path(shutil.copytree(run, tmp_path / "old"))
     tables = tomllib.loads((old / "config.toml").read_text())
-    method = tables.pop("method")
+    method, _ = tables.pop("method"), tables.pop("chosen")
     flat = {"method": method, **{name: value for table in tables.values() for name, value in table.items()}}
     flat |= {"ewc_strength": 7.0, "mog_fit": "em", "strengths": []}  # it wrote the settings of all methods
     (old / "config.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in flat.items()))
@@ -415,7 +417,7 @@ def test_lists_of_datasets_and_methods(capsys: pytest.CaptureFixture[str]) -> No
     assert "joint" in capsys.readouterr().out
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) -> None:
+def test_flags_win_over_the_file_and_the_file_over_what_is_chosen(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'epochs = 1\nbatch_size = 4\nnet = "mlp:16"\ntasks = 1\nlimit = 20\nsamples = 5'
     )
@@ -425,7 +427,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
     config = (out / "config.toml").read_text()
     assert "batch_size = 5\n" in config  # the flag
     assert "epochs = 1\n" in config  # the file
-    assert "latent_dim = 10\n" in config  # the recipe of the digits
+    assert "latent_dim = 10\n" in config  # chosen from the data
 
 
 def test_training_on_an_own_folder_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

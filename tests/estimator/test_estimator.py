@@ -188,10 +188,10 @@ def test_settings_reach_the_trainer() -> None:
 
 def test_size_of_a_task_decides_what_is_left_open() -> None:
     small = BooVAE(epochs=1, device="cpu").fit(grey(count=200, shape=(8, 8))).trainer_.settings
-    assert (small.model.net, small.model.latent_dim, small.training.batch_size) == ("mlp:128", 10, 32)
+    assert (small.model.net, small.model.latent_dim, small.training.deform) == ("mlp:128", 10, 0.0)
     large = BooVAE(epochs=1, device="cpu", settings={"boo_steps": 1}).fit(grey(count=6000, shape=(28, 28)))
     settings = large.trainer_.settings
-    assert (settings.model.net, settings.model.latent_dim, settings.training.batch_size) == ("mlp:300", 40, 250)
+    assert (settings.model.net, settings.model.latent_dim, settings.training.bound_samples) == ("mlp:512", 40, 10)
 
 
 def test_progress_is_shown_when_asked_for(capfd: pytest.CaptureFixture[str]) -> None:

@@ -186,7 +186,8 @@ def months():
     for _ in range(batches):
         yield rng.random((rows, features), dtype=np.float32)
 
-model = BooVAE(2, epochs=1, net="mlp:4", components=2, random_state=0, device="cpu", settings={"boo_steps": 1})
+model = BooVAE(2, epochs=1, net="mlp:4", components=2, random_state=0, device="cpu",
+               settings={"boo_steps": 1, "bound_samples": 1})
 model.fit(np.random.default_rng(1).random((2000, features), dtype=np.float32))  # everything is imported and warm
 used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (used + 100_000_000,) * 2)

@@ -89,7 +89,7 @@ def test_mirror_exchanges_left_and_right_of_every_colour_where_it_was_drawn(shap
 
 
 def test_training_draws_mirrored_images_and_scoring_does_not() -> None:
-    settings = resolve({"dataset": "digits", "method": "standard", "mirror": True})
+    settings = resolve({"dataset": "digits", "method": "standard", "mirror": True, "latent_dim": 10})
     trainer = Trainer(settings, ImageSpec((8, 8)))
     assert "mirror" in trainer.draws(8, training=True)
     assert "mirror" not in trainer.draws(8, training=False)

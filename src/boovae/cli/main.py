@@ -16,7 +16,8 @@ import boovae
 from boovae.cli import arguments as kinds
 from boovae.cli import commands
 from boovae.config import CORE, CORE_NAMES, Section, Settings
-from boovae.config.resolve import read_settings, refuse_foreign
+from boovae.config.choose import CHOOSABLE
+from boovae.config.resolve import preset_values, read_settings, refuse_foreign
 from boovae.config.section import hints
 from boovae.errors import BoovaeError, InputError, RunError, as_flag, unknown_name
 
@@ -116,8 +117,10 @@ def _setting_of(word: str) -> str:
 
 def _defaults(kind: Any, first: argparse.Namespace) -> Settings:
     """Return the core settings as far as they are known without the methods, which import torch."""
-    values = {**kind.own_defaults, "dataset": first.dataset}
-    return Settings().changed(
+    usual = preset_values(first.preset, first.dataset or Settings().data.dataset, Settings.method)
+    values = {**usual, **kind.own_defaults, "dataset": first.dataset}
+    settings = Settings(chosen=() if first.preset else CHOOSABLE)
+    return settings.changed(
         **{name: value for name, value in values.items() if name in CORE_NAMES and value is not None}
     )
 
@@ -162,7 +165,7 @@ def _asked(
     parts["output"] = (kind, kind())
     columns: list[Any] = [("method", Annotated[str, _METHOD], settings.method)]
     for part, (of, default) in parts.items():
-        shown = _unchecked(of, hide=hide)
+        shown = _unchecked(of, hide=hide, chosen=settings.chosen)
         columns.append((part, shown, field(default=shown(**_values(default)))))
     whole = make_dataclass(kind.__name__, columns, frozen=True)
     whole.__doc__ = kind.__doc__ + (_MORE.format(name) if hide else "")
@@ -179,6 +182,7 @@ def _flat_names(kind: Any) -> Any:
 
 
 _MORE = "\n`boovae {0} --method NAME --help` adds the settings of a method, `boovae {0} --help-all` shows all."
+_FROM_DATA = tyro.conf.arg(help_behavior_hint="(default: from the data)")
 _METHOD = tyro.conf.arg(help="Continual-learning method; a+b combines two (see `boovae methods`).")
 
 
@@ -186,15 +190,19 @@ def _values(instance: Any) -> dict[str, Any]:
     return {item.name: getattr(instance, item.name) for item in fields(instance)}
 
 
-def _unchecked(kind: Any, *, hide: bool) -> Any:
-    """Return a dataclass without checks, which come later with our messages; `hide` leaves advanced fields out."""
-    hidden = [
-        (item.name, Annotated[hints(kind)[item.name], tyro.conf.Suppress], item)
-        for item in fields(kind)
-        if hide and item.name in kind.advanced
-    ]
+def _unchecked(kind: Any, *, hide: bool, chosen: Sequence[str] = ()) -> Any:
+    """Return a dataclass without checks, which come later with our messages; `hide` leaves advanced fields out.
+
+    The help says of `chosen` fields that their default comes from the data.
+    """
+    changed = []
+    for item in fields(kind):
+        if hide and item.name in kind.advanced:
+            changed.append((item.name, Annotated[hints(kind)[item.name], tyro.conf.Suppress], item))
+        elif item.name in chosen:
+            changed.append((item.name, Annotated[hints(kind)[item.name], _FROM_DATA], item))
     nothing = {"__post_init__": lambda self: None}
-    made = make_dataclass(kind.__name__, hidden, bases=(kind,), namespace=nothing, frozen=True)
+    made = make_dataclass(kind.__name__, changed, bases=(kind,), namespace=nothing, frozen=True)
     command = issubclass(kind, kinds.Configured)
     made.__doc__ = "Evaluation, output and device." if command else kind.__doc__
     return made

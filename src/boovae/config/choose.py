@@ -188,7 +188,9 @@ def _learning_rate(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     return (3e-3, "a small network") if data.features <= FEW else (1e-3, "safe for these networks")
 
 
-def _kl_warmup(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+def _kl_warmup(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
+    if not data.pixels:
+        return None
     return settings.training.epochs // 10, "a tenth of the epochs, against collapse"
 
 

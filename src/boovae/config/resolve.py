@@ -52,7 +52,7 @@ def resolve(
         for name, usual in (("dataset", Settings().data.dataset), ("method", Settings.method))
     )
     refuse_foreign(named, method, parts)
-    values = {**strengths(dataset, method), **_preset(preset, dataset, method), **shared, **named}
+    values = {**strengths(dataset, method), **preset_values(preset, dataset, method), **shared, **named}
     settings = from_mapping(values, parts=parts)
     if preset is not None:
         return settings
@@ -147,7 +147,7 @@ def strengths(dataset: str, method: str) -> dict[str, Any]:
     return found
 
 
-def _preset(name: str | None, dataset: str, method: str) -> dict[str, Any]:
+def preset_values(name: str | None, dataset: str, method: str) -> dict[str, Any]:
     """Return what a preset sets for every dataset, for this one (`own_data` stands for others), and for the method."""
     if name is None:
         return {}

@@ -63,8 +63,9 @@ class ModelSettings(Section):
     """Dimension of the latent space."""
     likelihood: Literal["bernoulli", "normal", "logistic", "l1", "logistic_mixture"] = "bernoulli"
     """Likelihood of the pixels."""
-    noise: Literal["fixed", "learned"] = "fixed"
-    """Likelihood `normal`: the paper's constant variance, or one that the decoder predicts for every number."""
+    noise: Literal["fixed", "shared", "learned"] = "fixed"
+    """Width of likelihood `normal`: the paper's constant, one learned for each colour, or one that the decoder predicts
+    for every number; of `logistic`: constant, or one learned for each colour."""
     log_variance_range: tuple[float, float] = (-6.0, 2.0)
     """Limits of the encoder's log-variance."""
     prior: Literal["normal", "vamp"] = "normal"

@@ -268,7 +268,8 @@ def shortened(settings: Settings, images: int) -> Settings:
     """Return fixed settings with fewer epochs, and batches small enough for several steps per epoch."""
     least = 2 if settings.model.normalisation == "batch" else 1
     batch = max(least, min(settings.training.batch_size, images // STEPS))
-    short = settings.changed(epochs=min(settings.training.epochs, EPOCHS), batch_size=batch, schedule="cosine")
+    epochs = min(settings.training.epochs, EPOCHS)
+    short = settings.changed(epochs=epochs, batch_size=batch, epoch_steps=1, schedule="cosine")
     return replace(short, chosen=())
 
 

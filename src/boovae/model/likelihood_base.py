@@ -13,12 +13,17 @@ class Likelihood(ABC):
     """p(x | z) for a decoder output of shape (..., D); stateless."""
 
     name: str
-    #: Whether the decoder gives logits of pixels in [0, 1]; otherwise it gives mean pixels.
+    #: Whether the decoder gives logits of pixels in [0, 1].
     logits = False
     #: Number of the decoder's outputs for each pixel; they come in blocks of the size of an image.
     parameters = 1
     #: Whether `log_prob` is the probability of an 8-bit value, which is comparable in bits per dimension.
     discrete = False
+
+    @property
+    def own_units(self) -> bool:
+        """Whether the decoder's outputs have other units than pixels."""
+        return self.logits or self.discrete
 
     @abstractmethod
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from boovae.errors import InputError, unknown_name
 from boovae.model.distributions import DiagonalNormal, Side
 from boovae.model.likelihood_base import Likelihood, inside
-from boovae.model.logistics import LogisticMixture
+from boovae.model.logistics import DiscretisedLogistic, LogisticMixture
 
 #: The log-variance of every pixel in the paper's colour model.
 LOG_VARIANCE = -math.log(2 * math.pi)
@@ -175,6 +175,13 @@ class LearnedNormal(Likelihood):
 
 KINDS: tuple[type[Likelihood], ...] = (Bernoulli, Normal, Logistic, Laplace, LogisticMixture)
 LIKELIHOODS = {kind.name: kind for kind in KINDS}
+Noise = Literal["fixed", "learned", "shared"]
+#: The likelihoods whose width can be fixed, predicted for every number, or shared by all images.
+WIDTHS: dict[Noise, tuple[str, ...]] = {
+    "fixed": tuple(LIKELIHOODS),
+    "learned": ("normal",),
+    "shared": ("normal", "logistic"),
+}
 
 
 def make_likelihood(
@@ -182,25 +189,27 @@ def make_likelihood(
     pixel_range: tuple[float, float] = (0.0, 1.0),
     *,
     shape: tuple[int, ...] = (),
-    noise: Literal["fixed", "learned"] = "fixed",
+    noise: Noise = "fixed",
 ) -> Likelihood:
     """Return the likelihood called `name` for pixels in `pixel_range`, quantised in 256 steps.
 
-    `shape` is that of an image, colours first. With `noise` learned, the decoder predicts the variance of a normal one.
+    `shape` is that of an image, colours first. Unless `noise` is fixed, the decoder also gives the width: for every
+    number (learned), or one for each colour of all images (shared).
     """
     if name not in LIKELIHOODS:
         raise unknown_name("likelihood", name, LIKELIHOODS)
-    if noise == "learned":
-        if name != "normal":
-            raise InputError(
-                f"{{noise=learned}} is for {{likelihood=normal}}, and {{likelihood}} is {name}; leave it out"
-            )
-        return LearnedNormal()
+    if name not in WIDTHS[noise]:
+        raise InputError(
+            f"{{noise={noise}}} is for {{likelihood}} {' or '.join(WIDTHS[noise])}, not for {name}; leave it out"
+        )
     low, high = pixel_range
+    colours = 3 if len(shape) == 3 and shape[0] == 3 else 1
+    if noise != "fixed":
+        return LearnedNormal() if name == "normal" else DiscretisedLogistic(pixel_range, colours=colours)
     if LIKELIHOODS[name] is Logistic:
         return Logistic(bin_width=(high - low) / 255)
     if LIKELIHOODS[name] is LogisticMixture:
-        return LogisticMixture(pixel_range, colours=3 if len(shape) == 3 and shape[0] == 3 else 1)
+        return LogisticMixture(pixel_range, colours=colours)
     likelihood = LIKELIHOODS[name]()
     if likelihood.logits and (low, high) != (0.0, 1.0):
         raise InputError(f"{{likelihood}} {name} needs pixels in [0, 1], these are in [{low:g}, {high:g}]; use normal")

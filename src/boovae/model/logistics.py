@@ -128,6 +128,18 @@ class LogisticMixture(Likelihood):
         return ((level < -127) & bright).unsqueeze(-2), ((level > 127) & bright).unsqueeze(-2)
 
 
+class DiscretisedLogistic(LogisticMixture):
+    """One logistic distribution for each value: the decoder gives means and log-scales, in two blocks."""
+
+    name = "logistic"
+    parameters = 2
+
+    def mixture(self, output: Tensor) -> Logistics:
+        """Return the distributions that an output (..., 2 D) describes, as mixtures of one component."""
+        mean, log_scale = (block.unsqueeze(-2) for block in output.chunk(2, dim=-1))
+        return Logistics(torch.zeros_like(mean), mean, (log_scale + self.start).clamp(*self.limits))
+
+
 def _matched(one: Logistics, two: Logistics) -> Tensor:
     """Return the bound on KL[one | two], summed over values."""
     ratio = 2 * (one.log_scale - two.log_scale)

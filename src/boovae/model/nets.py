@@ -166,6 +166,28 @@ def initialise(module: nn.Module) -> None:
                 nn.init.xavier_normal_(half)
 
 
+class SharedNoise(nn.Module):
+    """A decoder whose second block of outputs is a width for each colour, the same for all images and places.
+
+    A network that predicts a width for every number can call an edge uncertain instead of drawing it; one width for all
+    numbers falls only as the means get better (Rybkin et al., 2021), so that small data are learned in fewer steps.
+    """
+
+    #: A log-width has to move by several units, weights by hundredths: it is learned this many times faster.
+    rate = 20.0
+
+    def __init__(self, decoder: nn.Module, colours: int) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.level = nn.Parameter(torch.zeros(colours))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return means and log-widths (..., 2 D) at latents."""
+        mean: Tensor = self.decoder(z)
+        width = (self.rate * self.level).repeat_interleave(mean.shape[-1] // len(self.level))
+        return torch.cat((mean, width.expand_as(mean)), -1)
+
+
 def make_nets(
     name: str,
     shape: tuple[int, ...],
@@ -175,11 +197,13 @@ def make_nets(
     parameters: int = 1,
     bounds: tuple[float, float] | None = None,
     normalisation: Normalisation = "group",
+    shared_noise: bool = False,
 ) -> Nets:
     """Return encoder and decoder called `name` for images of `shape`.
 
     The decoder returns `parameters` blocks of outputs, each of the size of an image. `bounds` limit the outputs of a
-    convolutional decoder; `normalisation` is used by convolutional networks.
+    convolutional decoder; `normalisation` is used by convolutional networks. With `shared_noise` the last block is a
+    width that all images share.
     """
     match = re.fullmatch(r"(mlp|gated|conv|res):([1-9]\d{0,4})", name)
     if match is None:
@@ -188,6 +212,7 @@ def make_nets(
             "conv:CHANNELS or res:CHANNELS, for example res:32"
         )
     kind, size, pixels = match.group(1), int(match.group(2)), math.prod(shape)
+    parameters -= shared_noise
     encoder: nn.Module
     decoder: nn.Module
     if kind == "mlp":
@@ -205,6 +230,8 @@ def make_nets(
         picture = _picture(name, shape, size)
         encoder = ConvEncoder(picture, latent_dim, log_variance_range, normalisation)
         decoder = ConvDecoder(picture, latent_dim, bounds if parameters == 1 else None, normalisation, parameters)
+    if shared_noise:
+        decoder = SharedNoise(decoder, shape[0] if len(shape) == 3 else 1)
     with torch.no_grad():
         initialise(encoder)
         initialise(decoder)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -231,8 +232,11 @@ def trainer_for(
     settings, choices = choose_model(settings, data)
     settings, _ = choose_task(settings, data)
     if recorded is not None:
-        there = recorded.flat()
-        settings = settings.changed(**{name: there[name] for name in settings.chosen if name in recorded.chosen})
+        there, rules = recorded.flat(), recorded.chosen
+        # A run from before settings were chosen continues with what it recorded.
+        taken = [name for name in settings.chosen if name in there and (name in rules or not rules)]
+        settings = settings.changed(**{name: there[name] for name in taken})
+        settings = replace(settings, chosen=tuple(name for name in settings.chosen if name in rules))
     compiled = compiles(compile, _images(planned), settings, device)
     return Trainer(settings, planned.spec, device=device, compile=compiled, choices=choices, **options)
 

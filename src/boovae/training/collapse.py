@@ -16,7 +16,7 @@ ACTIVE = 0.01
 IMAGES = 1000
 #: Images whose pixels vary less in total hold nothing to encode, in units of the squared pixel range.
 LEAST_VARIANCE = 1e-3
-#: Fewer epochs leave no room for a longer KL warm-up.
+#: After fewer epochs a model has hardly begun to learn.
 LEAST_EPOCHS = 10
 
 

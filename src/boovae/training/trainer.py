@@ -133,8 +133,9 @@ class Trainer:
             model.latent_dim,
             model.log_variance_range,
             parameters=self.likelihood.parameters,
-            bounds=spec.pixel_range if model.decoder_bounds and not self.likelihood.logits else None,
+            bounds=spec.pixel_range if model.decoder_bounds and not self.likelihood.own_units else None,
             normalisation=model.normalisation,
+            shared_noise=model.noise == "shared",
         )
         for part in self.method.own_layers_first:
             nets = part.adapt(nets)
@@ -223,13 +224,12 @@ class Trainer:
             self._train_epoch(progress, images, observer)
             self._end_epoch(progress, images, observer)
         progress.put_back(self._snapshot())
-        self.collapsed = collapsed(self.replicas, images.train, images.pixel_range) & ~self.frozen
+        if self.settings.training.epochs >= LEAST_EPOCHS:  # shorter training says nothing
+            self.collapsed = collapsed(self.replicas, images.train, images.pixel_range) & ~self.frozen
 
     def _again(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> TaskProgress | None:
         """Begin the task again for collapsed replicas, with a longer KL warm-up; the others keep what they learned."""
-        training = self.settings.training
-        helps = "kl_warmup" in self.settings.chosen and training.epochs >= LEAST_EPOCHS
-        if not helps or progress.attempt > 0 or not self.collapsed.any():
+        if "kl_warmup" not in self.settings.chosen or progress.attempt > 0 or not self.collapsed.any():
             return None
         done = ~self.collapsed
         put(self.replicas.tensors(), progress.start)
