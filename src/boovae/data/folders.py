@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -179,6 +179,9 @@ def _read_header(file: Path) -> Header:
         # Pillow decodes a whole PNG to look for EXIF data behind its pixels.
         known = picture.format != "PNG" or "exif" in picture.info
         sideways = known and picture.getexif().get(ORIENTATION, 1) >= SIDEWAYS
+        if sideways and picture.format == "TIFF":  # Pillow rotates these itself, by now or when it decodes them
+            picture.load()
+            sideways = False
         grey = picture.mode in GREY_MODES or _has_16_bits(picture.mode, picture.format)
         return Header(file, picture.size if sideways else picture.size[::-1], not grey)
 
@@ -213,7 +216,9 @@ def _opened(source: Path | IO[bytes], name: str) -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(source, formats=PICTURE_FORMATS) as picture:
+            # Pillow scrambles a rotated TIFF that it opens itself.
+            opened = source.open("rb") if isinstance(source, Path) else nullcontext(source)
+            with opened as file, Image.open(file, formats=PICTURE_FORMATS) as picture:
                 yield picture
     except InputError:
         raise
