@@ -201,7 +201,12 @@ def test_photographs_are_refused_in_words_unless_they_are_resized(
 def test_a_large_jpeg_is_not_decoded_at_full_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
     fit = ImageOps.fit
-    monkeypatch.setattr(ImageOps, "fit", lambda image, size: decoded.append(image.size) or fit(image, size))
+
+    def watched(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+        decoded.append(image.size)
+        return fit(image, size)
+
+    monkeypatch.setattr(ImageOps, "fit", watched)
     gradient(tmp_path / "a" / "1.jpg", 1600, 2400)
     read_folder(tmp_path, (32, 32))
     assert decoded == [(300, 200)]

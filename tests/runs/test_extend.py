@@ -167,7 +167,7 @@ def test_eval_without_any_image_is_refused(orphan: Path, tmp_path: Path, capsys:
         main(["eval", str(orphan), "--quiet"])
     assert stop.value.code == 2
     told = capsys.readouterr().err
-    assert f"{tmp_path / 'private' / 'old.npz'} is not there any more" in told
+    assert f"{tmp_path / 'private' / 'old.npz'} is not there" in told
     assert f"--moved {tmp_path / 'private' / 'old.npz'} NEW" in told
 
 

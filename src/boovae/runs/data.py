@@ -157,18 +157,16 @@ def learned_images(
     new place.
     """
     names = [settings.data.dataset, *(event["source"] for event in extensions if event["source"] is not None)]
-    if moved is not None:
-        if not any(_found_again(name, moved) != absolute(name) for name in names):
-            raise InputError(f"{{moved}} {moved[0]}: this run has learned nothing from there, but {', '.join(names)}")
-        settings = settings.changed(dataset=_found_again(settings.data.dataset, moved))
-    past = Past(_found(settings, head, data_dir, None, download))
+    if moved is not None and all(_found_again(name, moved) == absolute(name) for name in names):
+        raise InputError(f"{{moved}} {moved[0]}: this run has learned nothing from there, but {', '.join(names)}")
+    find = functools.partial(_found, settings, data_dir=data_dir, download=download, moved=moved)
+    past = Past(find(head))
     past.add_own(head["tasks"])
     for event in extensions:
         if event["source"] is None:
             past.add_own([event["name"]])
         else:
-            source = _found_again(event["source"], moved)
-            past.add([event["name"]], _found(settings, event, data_dir, source, download))
+            past.add([event["name"]], find(event, event["source"]))
     return past
 
 
@@ -182,18 +180,30 @@ def _found_again(name: str, moved: Moved | None) -> str:
     return f"{form}:{now / place.relative_to(before)}" if place.is_relative_to(before) else absolute(name)
 
 
-def _found(settings: Settings, event: Event, data_dir: Path | None, source: str | None, download: bool) -> Stream | str:
+def _found(
+    settings: Settings,
+    event: Event,
+    source: str | None = None,
+    *,
+    data_dir: Path | None,
+    download: bool,
+    moved: Moved | None,
+) -> Stream | str:
     """Return the images that an event refers to, or why they are missing."""
     if settings.data.dataset == "arrays" and source is None:
         return "a model of arrays does not keep its images; measure others in Python: `BooVAE.load(...).score(images)`"
-    name = settings.data.dataset if source is None else source
+    known = settings.data.dataset if source is None else source
+    name = _found_again(known, moved)
     form, _, path = name.partition(":")
     if is_own(name) and not Path(path).expanduser().exists():
-        return f"{name} is not there any more; if it has moved, name the old and the new place: --moved {path} NEW"
+        before = known.partition(":")[2]
+        return f"{name} is not there; if the data have moved, name the recorded and the new place: --moved {before} NEW"
+    if source is None:
+        settings = settings.changed(dataset=name)
     try:
         # Earlier versions sorted pictures as plain text.
         for natural in (True, False) if form == "folder" else (True,):
-            stream = load_data(settings, data_dir, source, download=download, natural=natural)
+            stream = load_data(settings, data_dir, source and name, download=download, natural=natural)
             if stream.digest == event["split"]["digest"]:
                 return stream
     except InputError as error:
