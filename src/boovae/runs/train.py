@@ -94,7 +94,8 @@ def introduce(run: Run, planned: Stream) -> None:
     """Show the order of the tasks and how their images were read."""
     names = [task.name for task in planned]
     shown = names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 1], "…", names[-1]]
-    run.display.note(textwrap.shorten(f"{len(names)} tasks in order: {', '.join(shown)}", 160, placeholder=" …"))
+    if len(names) > 1:
+        run.display.note(textwrap.shorten(f"{len(names)} tasks in order: {', '.join(shown)}", 160, placeholder=" …"))
     if note := planned.split_record.get("note"):
         run.display.note(note)
 
