@@ -48,7 +48,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def trained(out: str = "run", dataset: str = "folder:pictures", display: Display | None = None, **changes: Any) -> Path:
     """Train on the pictures, named by a relative path."""
-    settings = tiny(dataset=dataset, tasks=None, limit=None, **{"resize": "auto", "replicas": 1, **changes})
+    settings = tiny(**{"dataset": dataset, "tasks": None, "limit": None, "resize": "auto", "replicas": 1, **changes})
     return train(settings, load_data(settings), Path(out), metrics=NLL, display=display)
 
 
@@ -85,6 +85,24 @@ def test_new_pictures_of_another_size_are_refused_if_the_run_does_not_resize(pla
     write_pictures(place / "april", sides=(9, 10))
     with pytest.raises(InputError, match=r"images of 9 x 9, but this run has learned images of 8 x 8; resize them"):
         extend(run, "april", metrics=NLL)
+
+
+def test_new_pictures_in_colour_are_refused_if_the_run_is_grey(place: Path) -> None:
+    run = trained(resize=(8, 8))
+    (place / "april").mkdir()
+    for index in range(3):
+        Image.new("RGB", (8, 8), (index, 0, 0)).save(place / "april" / f"{index}.png")
+    with pytest.raises(InputError, match=r"3 x 8 x 8 .* learned images of 8 x 8; give them its size and its colours"):
+        extend(run, "april", metrics=NLL)
+
+
+def test_the_next_task_of_data_that_moved_is_learned(place: Path) -> None:
+    run = trained(tasks=2)
+    (place / "pictures").rename(place / "archive")
+    with pytest.raises(InputError, match=r"dataset is not available \(folder:/.*/pictures is not there; .*--moved"):
+        extend(run, metrics=NLL)
+    extend(run, moved=(place / "pictures", place / "archive"), metrics=NLL)
+    assert events(run, "extend")[0]["name"] == "month_10"
 
 
 def test_the_start_names_the_tasks_in_order_and_the_size(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

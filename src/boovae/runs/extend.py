@@ -181,9 +181,10 @@ def _check_fits(stream: Stream, head: Event, source: str | None) -> None:
     """Refuse images whose size or pixel range differs from what the run has learned."""
     shape, pixels = tuple(head["shape"]), tuple(head.get("pixel_range", (0.0, 1.0)))
     if stream.shape != shape:
+        remedy = "resize them" if len(stream.shape) == len(shape) else "give them its size and its colours"
         raise InputError(
             f"{{data}} {source}: images of {_size(stream.shape)}, but this run has learned images of {_size(shape)}; "
-            "resize them"
+            f"{remedy}"
         )
     if stream.pixel_range != pixels:
         raise InputError(
