@@ -115,14 +115,14 @@ def idx(content: Callable[[bytes], bytes] = bytes, sha256: str | None = None) ->
     return case
 
 
-def folder_with(change: Callable[[Path], object], name: str = "a") -> Case:
+def folder_with(change: Callable[[Path], object], name: str = "a", **options: Any) -> Case:
     """Load a folder with a class of good pictures after a change."""
 
     def case(folder: Path) -> object:
         for number in range(5):
             picture(folder / "set" / name / f"{number}.png", value=number)
         change(folder / "set")
-        return load_stream(f"folder:{folder / 'set'}")
+        return load_stream(f"folder:{folder / 'set'}", **options)
 
     return case
 
@@ -293,7 +293,11 @@ CASES: dict[str, Case] = {
     "a picture cut short": folder_with(_torn_picture),
     "noise called .png": folder_with(lambda folder: _noise(folder / "a" / "9.png", 500)),
     "an empty file called .jpg": folder_with(lambda folder: (folder / "a" / "9.jpg").touch()),
+    "a size of pictures that no memory holds": folder_with(lambda folder: None, resize=(30_000, 30_000)),
+    "a size of pictures for arrays": lambda folder: load_stream("digits", resize=(8, 8)),
     "a picture of 16 bits": folder_with(lambda folder: picture(folder / "a" / "9.png", mode="I;16")),
+    "a picture of 32 bits": folder_with(lambda folder: picture(folder / "a" / "9.tif", mode="F")),
+    "a picture that moves": folder_with(lambda folder: picture(folder / "a" / "9.gif")),
     "a picture larger than Pillow trusts": _beyond(600),
     "pictures next to sub-folders": folder_with(lambda folder: picture(folder / "9.png")),
     "folders within the folder of a class": folder_with(lambda folder: picture(folder / "a" / "b" / "9.png")),

@@ -37,6 +37,7 @@ CORE_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "classes_per_task": positive,
     "class_order": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5).map(tuple),
     "borders": st.lists(positive, max_size=5).map(tuple),
+    "resize": st.just("auto") | st.tuples(positive, positive),
     "limit": positive,
     "binarize": st.sampled_from(["none", "dynamic", "threshold"]),
     "data_seed": st.integers(0, 2**62),
@@ -201,11 +202,10 @@ def test_a_file_of_version_0_1_0_is_read_to_the_last_setting(anchor: type[Method
     old = tomllib.loads(OLD.read_text())
     assert len(old) == 79
     read = {name for name in old if name != "strengths"}
-    since = {"noise"}  # settings that are newer
-    assert read == (CORE_NAMES | (REGISTRY.owners().keys() - {"anchor_pull"})) - since
+    assert read == CORE_NAMES - {"noise", "resize"} | (REGISTRY.owners().keys() - {"anchor_pull"})  # came later
     settings = resolve({}, OLD)
-    core = {name: tuple(value) if isinstance(value, list) else value for name, value in old.items() if name in read}
-    assert {name: settings.flat()[name] for name in CORE_NAMES} == {name: core[name] for name in CORE_NAMES}
+    core = {name: tuple(v) if isinstance(v, list) else v for name, v in old.items() if name in CORE_NAMES}
+    assert {name: settings.flat()[name] for name in core} == core
     for kind in REGISTRY.sections("boo+distill"):
         assert dataclasses.asdict(settings.of(kind)) == {item.name: old[item.name] for item in dataclasses.fields(kind)}
     assert (
@@ -489,8 +489,8 @@ LISTS = {"class_order", "borders"}
 CHOICES = {
     "binarize": ("dynamc", "dynamic"),
     "normalisation": ("grup", "group"),
-    "noise": ("learnt", "learned"),
     "likelihood": ("bernouli", "bernoulli"),
+    "noise": ("learnd", "learned"),
     "prior": ("vampp", "vamp"),
     "schedule": ("cosin", "cosine"),
     "stop_by": ("los", "loss"),
@@ -524,6 +524,7 @@ WRONG: list[tuple[str, Any]] = [
     *((name, bad) for name in TEXTS for bad in (3, ["digits"], True)),
     *((name, bad) for name in CHOICES for bad in (1, ["mean"])),
     *((name, bad) for name in LISTS for bad in (3, "012", [0.5, 1], [True, 0], {"0": 1})),
+    *(("resize", bad) for bad in (32, "32", "median", [32], [0, 32], [32.5, 32], [32, 32, 3], [True, 32])),
     *(("log_variance_range", bad) for bad in (-6.0, "-6", [-6.0], [-6.0, 0.0, 2.0], ["-6", "2"])),
     *(("log_variance_range", bad) for bad in ((2.0, -6.0), (1.0, 1.0), (math.nan, 1.0), (0.0, math.inf))),
 ]
@@ -535,8 +536,8 @@ def method_of(name: str) -> dict[str, str]:
 
 
 def test_all_settings_are_in_the_lists_above() -> None:
-    listed = AT_LEAST_ONE | AT_LEAST_ZERO | NUMBERS | SWITCHES | TEXTS | LISTS | CHOICES.keys() | {"log_variance_range"}
-    assert listed == CORE_NAMES | REGISTRY.owners().keys()
+    listed = AT_LEAST_ONE | AT_LEAST_ZERO | NUMBERS | SWITCHES | TEXTS | LISTS | CHOICES.keys()
+    assert listed | {"log_variance_range", "resize"} == CORE_NAMES | REGISTRY.owners().keys()
 
 
 @pytest.mark.parametrize(("name", "value"), sorted(WRONG, key=repr))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import struct
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from PIL import Image
 
-from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
+from boovae.data import read_idx, read_npz, write_idx
 from boovae.errors import InputError
 
 few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -144,87 +142,3 @@ def test_npz_that_is_missing_or_of_another_kind_is_refused(tmp_path: Path) -> No
     np.save(tmp_path / "single.npy", X)
     with pytest.raises(InputError, match=r"single\.npy"):
         read_npz(tmp_path / "single.npy")
-
-
-def picture(path: Path, value: int = 0, size: tuple[int, int] = (5, 4), mode: str = "L") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, value if mode != "RGB" else (value, value + 1, value + 2)).save(path)
-
-
-def test_folder_gives_one_class_per_sub_folder_in_sorted_order(tmp_path: Path) -> None:
-    for value, name in enumerate(("b/1.png", "a/2.png", "a/1.PNG", "b/.hidden.png", ".cache/x.png")):
-        picture(tmp_path / name, value)
-    (tmp_path / "a" / "notes.txt").write_text("not a picture")
-    read = read_folder(tmp_path)
-    assert read.class_names == ("a", "b")
-    assert read.labels.tolist() == [0, 0, 1]
-    assert read.images.shape == (3, 4, 5)
-    assert read.images[:, 0, 0].tolist() == [2, 1, 0]
-
-
-def test_folder_with_one_colour_picture_is_read_as_colour_with_channels_first(tmp_path: Path) -> None:
-    picture(tmp_path / "a" / "1.png", 9)
-    picture(tmp_path / "a" / "2.png", 20, mode="RGB")
-    images = read_folder(tmp_path).images
-    assert images.shape == (2, 3, 4, 5)
-    assert images[:, :, 0, 0].tolist() == [[9, 9, 9], [20, 21, 22]]
-
-
-def test_folder_of_pictures_is_one_class(tmp_path: Path) -> None:
-    picture(tmp_path / "cats" / "1.png")
-    assert read_folder(tmp_path / "cats").class_names == ("cats",)
-
-
-def test_folder_becomes_a_stream(tmp_path: Path) -> None:
-    for index in range(12):
-        picture(tmp_path / "ab"[index % 2] / f"{index}.png", 10 * index)
-    stream = load_stream(f"folder:{tmp_path}")
-    assert [task.name for task in stream] == ["a", "b"]
-    assert stream.shape == (4, 5)
-    assert [len(part.labels) for part in (stream[0].train, stream[0].valid, stream[0].test)] == [4, 1, 1]
-    values = {
-        round(float(v) * 255)
-        for split in (stream[1].train, stream[1].valid, stream[1].test)
-        for v in split.images[:, 0]
-    }
-    assert values == {10, 30, 50, 70, 90, 110}
-
-
-def broken(path: Path) -> None:
-    buffer = io.BytesIO()
-    Image.effect_noise((40, 40), 50).save(buffer, "PNG")
-    path.write_bytes(buffer.getvalue()[:-200])
-
-
-def test_folder_names_the_bad_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(message: str) -> None:
-        with pytest.raises(InputError, match=message):
-            read_folder(tmp_path)
-        bad.unlink()
-
-    picture(tmp_path / "a" / "1.png")
-    bad = tmp_path / "a" / "2.png"
-    broken(bad)
-    refused(r"2\.png: cannot be read as a picture")
-    bad.write_text("no picture at all")
-    refused(r"2\.png: cannot be read as a picture")
-    picture(bad, size=(6, 4))
-    refused(r"2\.png: 6 x 4 pixels, but .*1\.png has 5 x 4")
-    picture(bad, mode="I;16")
-    refused(r"2\.png: more than 8 bits")
-    picture(bad, size=(30, 30))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 600)
-    refused(r"2\.png: cannot be read .*decompression bomb")
-
-
-def test_folder_of_the_wrong_form_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none: cannot be read"):
-        read_folder(tmp_path / "none")
-    with pytest.raises(InputError, match="no pictures"):
-        read_folder(tmp_path)
-    picture(tmp_path / "a" / "inner" / "1.png")
-    with pytest.raises(InputError, match="has sub-folders"):
-        read_folder(tmp_path)
-    picture(tmp_path / "loose.png")
-    with pytest.raises(InputError, match=r"loose\.png"):
-        read_folder(tmp_path)

@@ -162,11 +162,13 @@ def test_eval_sample_and_report_without_the_old_data(
     assert "name the new images with --data" in capsys.readouterr().err
 
 
-def test_eval_without_any_image_is_refused(orphan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_without_any_image_is_refused(orphan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["eval", str(orphan), "--quiet"])
     assert stop.value.code == 2
-    assert "old.npz: no such file" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'private' / 'old.npz'} is not there" in told
+    assert f"--moved {tmp_path / 'private' / 'old.npz'} NEW" in told
 
 
 @pytest.mark.parametrize("fate", ["gone", "changed"])

@@ -57,9 +57,8 @@ def bomb(width: int, height: int) -> bytes:
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 422, "cannot be read as a picture"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 422, "cannot be read as a picture"),
         (picture(np.zeros((9, 9), np.uint8))[:40], 422, "cannot be read as a picture"),
-        (picture(np.zeros((9, 9), np.uint16)), 422, "more than 8 bits"),
         (bomb(MOST_PIXELS // 1000 + 1, 1000), 422, "make it smaller"),
-        (bomb(100_000, 100_000), 422, "cannot be read as a picture"),
+        (bomb(100_000, 100_000), 422, "too large to be unpacked"),
         (bytes(UPLOAD_BYTES + 1), 413, f"{UPLOAD_BYTES:,} bytes"),
     ],
 )

@@ -53,7 +53,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(boovae.config.choose, "SMALL_EPOCHS", 2)  # the estimator's own choice
+    monkeypatch.setattr(boovae.config.choose, "MOST_EPOCHS", 2)  # what is chosen
     code = "\n".join(blocks(page, "python"))
     if "onnxruntime" in code:
         pytest.importorskip("onnxruntime", reason="boovae[onnx] is not installed")

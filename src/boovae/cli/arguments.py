@@ -83,6 +83,14 @@ class Measures(OnDevice, ReadsData, ShowsProgress, PrintsNumbers):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LooksBack(Section):
+    """Commands that measure a run on the images it has learned."""
+
+    moved: tuple[Path, Path] | None = None
+    """Own data that have moved: the folder or file as the run recorded it, or a folder above it; then its new place."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Logs(Measures):
     """Commands that train into a run folder."""
 
@@ -134,7 +142,7 @@ class Train(Configured, Logs, Compiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extend(OfRun, Logs, Compiles):
+class Extend(OfRun, LooksBack, Logs, Compiles):
     """Learn one more task from a run's checkpoint alone; the old data are not needed."""
 
     data: str | None = None
@@ -159,7 +167,7 @@ class Tune(Configured, PrintsNumbers, Compiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval(OfRun, Measures):
+class Eval(OfRun, LooksBack, Measures):
     """Evaluate a run's model again, for example with more samples."""
 
     samples: int | None = None

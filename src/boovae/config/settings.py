@@ -23,6 +23,8 @@ SMALLEST_BATCH = 32
 Part = TypeVar("Part", bound=Section)
 #: The value of a setting as TOML and JSON can hold it; None if it is left out.
 Value = str | int | float | bool | tuple[Any, ...] | None
+#: Height and width of pictures, or a size that is chosen from them; None leaves them as they are.
+Resize = Literal["auto"] | tuple[AtLeastOne, AtLeastOne] | None
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class DataSettings(Section):
     """Order of the classes; the dataset's own if not given."""
     borders: tuple[int, ...] | None = None
     """Cut the training images, class by class, at these positions instead of between classes (see --detect-tasks)."""
+    resize: Resize = None
+    """Resize the pictures of folder:PATH to this height and width, or to a size that suits them (auto)."""
     limit: AtLeastOne | None = None
     """At most this many images per class and split."""
     binarize: Literal["none", "dynamic", "threshold"] = "none"

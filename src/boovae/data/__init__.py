@@ -2,7 +2,8 @@
 
 from boovae.data.datasets import DATASETS, PATH_FORMS, DatasetInfo, load_stream, pack_dataset
 from boovae.data.download import DataFile
-from boovae.data.readers import read_folder, read_idx, read_npz, write_idx
+from boovae.data.folders import read_folder
+from boovae.data.readers import read_idx, read_npz, write_idx
 from boovae.data.tasks import ImageSpec, Split, Stream, Task
 
 __all__ = [

@@ -22,13 +22,14 @@ Held = float | int | None
 
 
 class Labelled(NamedTuple):
-    """Images ``(n, *shape)``, their labels, their splits 0/1/2 if known, and how they were split."""
+    """Images ``(n, *shape)``, their labels, their splits 0/1/2 if known, how they were split; a note on the reading."""
 
     images: NDArray[Any]
     labels: IntArray
     split: IntArray | None
     class_names: tuple[str, ...]
     how: str = ""
+    note: str = ""
 
 
 def as_images(

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from boovae.config.resolve import packaged_toml
 from boovae.config.section import AtLeastOne, WholeNumber, checked
+from boovae.config.settings import Resize
 from boovae.data.arrays import TEST, TRAIN, VALID, Labelled, random_split
 from boovae.data.celeba import FOLDER as FACES
 from boovae.data.celeba import find_layout, find_prepared, read_celeba
 from boovae.data.download import DataFile, find_file, get_file
-from boovae.data.readers import read_folder, read_idx, read_npz
+from boovae.data.folders import read_folder
+from boovae.data.readers import read_idx, read_npz
 from boovae.data.tasks import Stream, build_stream
 from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
@@ -87,9 +89,11 @@ def load_stream(
     seed: int = 0,
     classes_per_task: int | None = 1,
     class_order: Sequence[int] | None = None,
+    resize: Resize = None,
     limit: int | None = None,
     binarize: str = "none",
     pixel_range: tuple[float, float] | None = None,
+    natural: bool = True,
 ) -> Stream:
     """Return a dataset as a stream of tasks: each task gets the next ``classes_per_task`` classes.
 
@@ -100,16 +104,18 @@ def load_stream(
     seed : decides the split into train, valid and test, and is recorded.
     classes_per_task : number of classes per task; None puts all classes into one task.
     class_order : the classes to use, in order; by default all, in numerical order.
+    resize : height and width to which pictures of ``folder:PATH`` are brought, or "auto"; see docs/own-data.md.
     limit : maximum number of images per class and split.
     binarize : "none", "threshold" or "dynamic", see :class:`Stream`.
     pixel_range : range onto which black and white are mapped; by default that of the dataset.
+    natural : sort folders and files by the values of numbers in their names; without it as plain text.
 
     >>> stream = load_stream("digits", classes_per_task=2)
     >>> stream, stream[0].name, stream.split_record["sizes"]
     (Stream('digits': 5 of 5 tasks), '0/1', {'train': 1293, 'valid': 144, 'test': 360})
     """
     seed = checked("seed", seed, WholeNumber)
-    source = _read_source(name, data_dir, seed)
+    source = _read_source(name, data_dir, seed, checked("resize", resize, Resize), natural=natural)
     groups = _class_groups(source, class_order, classes_per_task)
     task_of_class = np.full(len(source.class_names), -1, np.int64)
     for task, group in enumerate(groups):
@@ -128,7 +134,7 @@ def load_stream(
         pixel_range=pixel_range,
         binarize=binarize,
         seed=seed,
-        extra={"limit": limit},
+        extra={"limit": limit} | ({"note": source.note} if source.note else {}),
     )
 
 
@@ -162,10 +168,16 @@ def _stretched(images: NDArray[Any], pixel_range: tuple[float, float]) -> NDArra
     return stretched
 
 
-def _read_source(name: str, data_dir: str | Path | None, seed: int) -> Labelled:
+def _read_source(
+    name: str, data_dir: str | Path | None, seed: int, resize: Resize = None, *, natural: bool = True
+) -> Labelled:
     form, _, path = str(name).partition(":")
-    if form in _PATH_READERS and path:
-        return _split_by_class(_PATH_READERS[form](Path(path).expanduser()), seed)
+    if form == "folder" and path:
+        return _split_by_class(read_folder(Path(path).expanduser(), resize, natural=natural), seed)
+    if resize is not None:
+        raise InputError(f"{{resize}} is for pictures in folder:PATH, and {{dataset}} is {name}; leave it out")
+    if form == "npz" and path:
+        return _split_by_class(read_npz(Path(path).expanduser()), seed)
     if name not in DATASETS:
         raise unknown_dataset(str(name))
     return _SOURCES[name](DATASETS[name], data_dir, seed)
@@ -231,7 +243,6 @@ _SOURCES: dict[str, Callable[[DatasetInfo, str | Path | None, int], Labelled]] =
     "celeba": _celeba,
     "celeba64": _celeba,
 }
-_PATH_READERS: dict[str, Callable[[Path], Labelled]] = {"folder": read_folder, "npz": read_npz}
 
 
 def _class_groups(source: Labelled, class_order: Sequence[int] | None, size: int | None) -> list[tuple[int, ...]]:

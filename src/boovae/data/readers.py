@@ -1,4 +1,4 @@
-"""Read IDX files, NPZ files and folders of pictures; refuse damaged ones with an error that names the file."""
+"""Read IDX and NPZ files; refuse damaged ones with an error that names the file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import math
 import struct
-import warnings
 import zipfile
 import zlib
 from collections import Counter
@@ -24,9 +23,6 @@ from boovae.files import memory_share
 
 # Deflate compresses at most 1032 bytes into one: a file that claims more is damaged or a decompression bomb.
 MAX_INFLATION = 1032
-PICTURE_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"))
-# An explicit list, because some of Pillow's other formats start external programs.
-PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 
 
 def read_idx(path: str | Path, sha256: str | None = None) -> NDArray[np.uint8]:
@@ -161,85 +157,3 @@ def _load_npz(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
             f"{path}: not a readable NPZ file of plain arrays ({type(error).__name__}: {error}); "
             "write it with numpy.savez"
         ) from error
-
-
-def read_folder(path: str | Path) -> Labelled:
-    """Return the pictures of a folder with one sub-folder per class, in sorted order.
-
-    A folder that holds pictures itself is one class. Hidden files and files that are not pictures are skipped. The
-    pictures are returned in grey if all of them are grey, else in RGB; transparency is dropped.
-    """
-    path = Path(path)
-    folders, loose = _visible(path)
-    if folders and loose:
-        raise InputError(f"folder:{path}: pictures next to sub-folders ({loose[0].name}); put them into one")
-    files = [(file, label) for label, folder in enumerate(folders or [path]) for file in _class_files(folder)]
-    images: list[NDArray[np.uint8]] = []
-    for file, _ in files:
-        picture = read_picture(file, str(file))
-        if images and picture.shape[:2] != images[0].shape[:2]:
-            raise InputError(
-                f"{file}: {_size(picture)} pixels, but {files[0][0]} has {_size(images[0])}; resize to one size"
-            )
-        images.append(picture)
-    if any(picture.ndim == 3 for picture in images):
-        images = [p if p.ndim == 3 else np.repeat(p[..., None], 3, 2) for p in images]
-    labels = np.array([label for _, label in files], np.int64)
-    names = tuple(folder.name for folder in folders) or (path.resolve().name,)
-    return Labelled(as_images(np.stack(images), str(path)), labels, None, names)
-
-
-def _class_files(folder: Path) -> list[Path]:
-    """Return the pictures of one class."""
-    inner, files = _visible(folder)
-    if inner:
-        raise InputError(f"{folder}: has sub-folders ({inner[0].name}); pictures of a class lie in one folder")
-    if not files:
-        raise InputError(f"{folder}: no pictures; the known endings are {' '.join(sorted(PICTURE_SUFFIXES))}")
-    return files
-
-
-def _visible(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the sub-folders and the pictures of a folder, each sorted by name."""
-    try:
-        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-        folders = [entry for entry in entries if entry.is_dir()]
-    except OSError as error:
-        raise InputError(f"folder:{folder}: cannot be read ({error.strerror}); check the path") from error
-    pictures = [entry for entry in entries if entry.suffix.lower() in PICTURE_SUFFIXES and entry not in folders]
-    return folders, pictures
-
-
-def _size(picture: NDArray[Any]) -> str:
-    return f"{picture.shape[1]} x {picture.shape[0]}"
-
-
-def read_picture(
-    source: Path | IO[bytes], name: str, *, most_pixels: int | None = None, upright: bool = False
-) -> NDArray[np.uint8]:
-    """Return a picture in grey ``(h, w)`` or colour ``(h, w, 3)``; errors use ``name``.
-
-    A picture of more than ``most_pixels`` is refused before it is decoded. ``upright`` rotates a photograph by its EXIF
-    orientation.
-    """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    if isinstance(source, Path) and source.exists() and not source.is_file():
-        raise InputError(f"{name}: not an ordinary file; remove it")  # a pipe may block forever
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(source, formats=PICTURE_FORMATS) as picture:
-                mode, (width, height) = picture.mode, picture.size
-                small = most_pixels is None or width * height <= most_pixels
-                if small and not mode.startswith(("I", "F")):
-                    grey = mode in ("1", "L", "LA", "La")
-                    turned = ImageOps.exif_transpose(picture) if upright else picture
-                    return np.asarray(turned.convert("L" if grey else "RGB"), np.uint8)
-    except UnidentifiedImageError as error:
-        raise InputError(f"{name}: cannot be read as a picture of a known kind; repair or remove it") from error
-    except Exception as error:  # damaged pictures fail in too many ways to list
-        raise InputError(f"{name}: cannot be read as a picture ({error}); repair or remove it") from error
-    if not small:
-        raise InputError(f"{name}: {width} x {height} pixels, more than {most_pixels:,}; make it smaller")
-    raise InputError(f"{name}: more than 8 bits per pixel (mode {mode}); convert it to 8 bits")

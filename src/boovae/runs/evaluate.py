@@ -10,7 +10,7 @@ from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.features import check_names
 from boovae.metrics.measure import evaluate, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
-from boovae.runs.data import learned_images
+from boovae.runs.data import Moved, learned_images
 from boovae.runs.progress import Display
 from boovae.runs.train import load_trainer
 
@@ -23,6 +23,7 @@ def evaluate_run(
     metrics: Sequence[str] = USUAL,
     features: Sequence[str] = ("classifier",),
     data_dir: Path | None = None,
+    moved: Moved | None = None,
     device: str = "auto",
     display: Display,
 ) -> Evaluation:
@@ -31,7 +32,7 @@ def evaluate_run(
     check_metrics(metrics)
     run, trainer = load_trainer(folder, device, display)
     with run:
-        past = learned_images(run.settings, run.head(), run.events("extend"), data_dir)
+        past = learned_images(run.settings, run.head(), run.events("extend"), data_dir, moved=moved)
         tasks = past.tasks[: trainer.tasks_done]
         if not any(tasks):
             why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"

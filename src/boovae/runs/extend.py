@@ -20,7 +20,7 @@ from boovae.metrics.cost import ledger
 from boovae.metrics.features import check_names
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device
-from boovae.runs.data import Past, learned_images, load_data
+from boovae.runs.data import Moved, Past, absolute, learned_images, load_data
 from boovae.runs.environment import environment
 from boovae.runs.folder import RunFolder
 from boovae.runs.progress import Display
@@ -40,6 +40,7 @@ def extend(
     *,
     name: str | None = None,
     data_dir: Path | None = None,
+    moved: Moved | None = None,
     device: str = "auto",
     compile: Literal["auto", "on", "off"] = "auto",
     metrics: Sequence[str] = USUAL,
@@ -57,7 +58,7 @@ def extend(
     check_metrics(metrics)
     chosen = choose_device(device)
     with Run.open(folder, display) as run, signals(run):
-        plan = _plan(run, _source(data), name, data_dir)
+        plan = _plan(run, _source(data), name, data_dir, moved)
         trainer = make_trainer(run, chosen, compile=_compiled(run.files, chosen, compile))
         run.restore(trainer)
         run.display.note(carried(trainer))
@@ -92,7 +93,7 @@ class _Plan(NamedTuple):
     begun: bool  # whether an earlier process has started it
 
 
-def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None) -> _Plan:
+def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None, moved: Moved | None) -> _Plan:
     """Work out what to learn, or refuse it."""
     log = run.read_saved()
     head, extensions = log[0], [event for event in log if event["event"] == "extend"]
@@ -104,7 +105,7 @@ def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None)
     begun = _begun(run, log, extensions)
     if begun is not None and ((source is None) != (begun["source"] is None) or name not in (None, begun["name"])):
         raise _unfinished(run.folder, begun)  # another path is fine: the same images may have moved
-    past = learned_images(run.settings, head, extensions, data_dir, download=source is None)
+    past = learned_images(run.settings, head, extensions, data_dir, download=source is None, moved=moved)
     stream = _next_task(past, run.settings) if source is None else _one_task(run.settings, source, data_dir)
     if begun is not None and begun["split"]["digest"] != stream.digest:
         raise _unfinished(run.folder, begun)
@@ -149,10 +150,13 @@ def _unfinished(folder: Path, begun: Event) -> InputError:
 
 
 def _source(data: str | None) -> str | None:
-    """Return the name of a dataset as `load_stream` knows it; a path alone is a folder or an NPZ file."""
+    """Return the name of a dataset as `load_stream` knows it; a path alone is a folder or an NPZ file.
+
+    Paths become absolute, so that they hold in other folders too.
+    """
     if data is None or data in DATASETS or not Path(data).expanduser().exists():
-        return data
-    return f"{'folder' if Path(data).expanduser().is_dir() else 'npz'}:{data}"
+        return None if data is None else absolute(data)
+    return absolute(f"{'folder' if Path(data).expanduser().is_dir() else 'npz'}:{data}")
 
 
 def _one_task(settings: Settings, source: str, data_dir: Path | None) -> Stream:
@@ -177,9 +181,10 @@ def _check_fits(stream: Stream, head: Event, source: str | None) -> None:
     """Refuse images whose size or pixel range differs from what the run has learned."""
     shape, pixels = tuple(head["shape"]), tuple(head.get("pixel_range", (0.0, 1.0)))
     if stream.shape != shape:
+        remedy = "resize them" if len(stream.shape) == len(shape) else "give them its size and its colours"
         raise InputError(
             f"{{data}} {source}: images of {_size(stream.shape)}, but this run has learned images of {_size(shape)}; "
-            "resize them"
+            f"{remedy}"
         )
     if stream.pixel_range != pixels:
         raise InputError(

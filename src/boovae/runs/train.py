@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from boovae.metrics.latent import codes, latent_map
 from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device, compiles
+from boovae.runs.data import is_own, recorded
 from boovae.runs.environment import environment
 from boovae.runs.folder import LOG_FORMAT, RunFolder
 from boovae.runs.inspection import has_components, save_components
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 #: Images in a sample grid.
 GRID_IMAGES = 64
+#: Names of tasks in the line that shows their order.
+MOST_NAMES = 12
 #: File types of samples.
 SAMPLE_FILES = (".png", ".npy")
 
@@ -76,9 +80,9 @@ def train(
     check_metrics(metrics)
     chosen = choose_device(device)
     planned = planned_tasks(stream, settings)
-    recorded = None if resume == "never" else recorded_settings(out)
-    trainer = trainer_for(settings, planned, chosen, compile, recorded=recorded)
-    settings = trainer.settings
+    before = None if resume == "never" else recorded_settings(out)
+    trainer = trainer_for(settings, planned, chosen, compile, recorded=before)
+    settings = recorded(trainer.settings, stream)
     with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):
             names = [task.name for task in planned]
@@ -87,8 +91,19 @@ def train(
         if len(run.evaluations) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
+        introduce(run, planned)
         advance(run, trainer, planned, planned, metrics=metrics, log=log, features=features, data_dir=data_dir)
         return out
+
+
+def introduce(run: Run, planned: Stream) -> None:
+    """Show the order of the tasks and how their images were read."""
+    names = [task.name for task in planned]
+    shown = names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 1], "…", names[-1]]
+    if len(names) > 1:
+        run.display.note(textwrap.shorten(f"{len(names)} tasks in order: {', '.join(shown)}", 160, placeholder=" …"))
+    if note := planned.split_record.get("note"):
+        run.display.note(note)
 
 
 def advance(
@@ -260,6 +275,8 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     run = Run.open(out, display)
     # A default may have been given explicitly.
     there, here = run.settings.flat(), from_mapping(settings.flat()).flat()
+    if is_own(settings.data.dataset) and is_own(run.settings.data.dataset):
+        there["dataset"] = here["dataset"]  # they may have moved: `_check_same` compares their content
     different = [name for name in there | here if there.get(name) != here.get(name)]
     if different:
         run.close()
@@ -300,7 +317,7 @@ def _check_same(run: Run, stream: Stream) -> None:
     head, names = run.head(), [task.name for task in stream]
     if head["tasks"] != names:
         raise InputError(f"{run.folder} was started with tasks {', '.join(head['tasks'])}, not {', '.join(names)}")
-    if head["split"] != json.loads(json.dumps(stream.split_record)):
+    if _content(head["split"]) != _content(json.loads(json.dumps(stream.split_record))):
         raise InputError(
             f"{run.folder} was started with different data than {stream.name} has now: use the same data, or choose "
             "another {out}"
@@ -310,6 +327,11 @@ def _check_same(run: Run, stream: Stream) -> None:
             f"{run.folder} was started with another version of the file that defines {run.settings.method}: "
             "restore that version, or choose another {out}"
         )
+
+
+def _content(record: Event) -> Event:
+    """Return the record of a split without the words for the data, which may be typed differently."""
+    return {key: value for key, value in record.items() if key not in ("dataset", "note")}
 
 
 def _watched(run: Run, trainer: Trainer) -> Callable[[float], None]:

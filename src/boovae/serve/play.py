@@ -22,7 +22,7 @@ from torch import Tensor
 
 from boovae.config.section import AtLeastOne, checked
 from boovae.data.arrays import TEST, as_images, to_float
-from boovae.data.readers import read_picture
+from boovae.data.folders import read_picture
 from boovae.data.tasks import binarized
 from boovae.errors import InputError
 from boovae.metrics.likelihood import log_likelihood, log_likelihood_of_each_task
@@ -280,7 +280,7 @@ class Player:
         shape = self.spec.shape
         if len(shape) == 1:
             raise InputError("this model has learned feature vectors, not pictures")
-        picture = read_picture(io.BytesIO(content), "the picture", most_pixels=MOST_PIXELS, upright=True)
+        picture = read_picture(io.BytesIO(content), "the picture", most_pixels=MOST_PIXELS)
         height, width = shape[-2:]
         colours = Image.fromarray(picture).convert("RGB" if shape[0] == 3 and len(shape) == 3 else "L")
         larger = picture.shape[0] >= height and picture.shape[1] >= width
