@@ -201,7 +201,7 @@ def test_a_file_of_version_0_1_0_is_read_to_the_last_setting(anchor: type[Method
     old = tomllib.loads(OLD.read_text())
     assert len(old) == 79
     read = {name for name in old if name != "strengths"}
-    assert read == CORE_NAMES | (REGISTRY.owners().keys() - {"anchor_pull"})
+    assert read == CORE_NAMES - {"fit_posterior"} | (REGISTRY.owners().keys() - {"anchor_pull"})
     settings = resolve({}, OLD)
     core = {name: tuple(value) if isinstance(value, list) else value for name, value in old.items() if name in read}
     assert {name: settings.flat()[name] for name in CORE_NAMES} == {name: core[name] for name in CORE_NAMES}
@@ -465,6 +465,7 @@ TEXTS = {"dataset", "net", "method"}
 LISTS = {"class_order", "borders"}
 #: Each with a mistyped choice and the nearest one.
 CHOICES = {
+    "fit_posterior": ("alway", "always"),
     "binarize": ("dynamc", "dynamic"),
     "normalisation": ("grup", "group"),
     "likelihood": ("bernouli", "bernoulli"),

@@ -219,7 +219,7 @@ def test_the_terminal_says_each_kind_of_trouble_once_while_the_run_goes_on(tmp_p
 
 def test_a_run_says_on_the_terminal_what_the_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "train --method standard --tasks 2 --net mlp:16 --latent-dim 4 --limit 24 --epochs 30 --batch-size 8"
-    words += f" --learning-rate 0.005 --samples 20 --metric nll --out {tmp_path / 'run'}"
+    words += f" --learning-rate 0.005 --samples 500 --metric nll --out {tmp_path / 'run'}"
     main(words.split())
     said = capsys.readouterr().err
     assert said.count("warning: Task “0” is being forgotten") == 1  # after the last task: at the end alone

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from boovae.errors import InputError
+from boovae.metrics.evaluation import FEW
 from boovae.metrics.fitted import LATENTS, STEPS, fitted_posterior, proposed_by_mixture
 from boovae.metrics.partial_results import PartialResult
 from boovae.model.distributions import LOG_TWO_PI, DiagonalNormal
@@ -36,9 +37,6 @@ CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
 IMAGE_CHUNK = 512
 #: Images per chunk, padded with zeros, if an image's score must not depend on the other images by a single bit.
 FIXED_CHUNK = {"cuda": 1024, "cpu": 32}
-#: Fewer effective samples than this are few. Measured on short, forgetful and good models of digits and colour pictures
-#: with 20 to 2,000 samples: where the median image has 10 or more, the mean NLL of a task is wrong by less than a nat.
-FEW = 10.0
 
 
 class LogLikelihood(NamedTuple):
@@ -48,17 +46,22 @@ class LogLikelihood(NamedTuple):
     own: Tensor
     """Under the image's own task's part of the prior; the same as `log_prob` where tasks do not share the prior."""
     effective_samples: Tensor
-    """(Σw)²/Σw², how reliable the estimate is: very low if the proposal, the encoder's posterior, misses the image."""
+    """(Σw)²/Σw², how reliable the estimate is: very low if the proposal misses the image."""
+    fitted: Tensor
+    """Whether the proposal is the mixture of `fitted.py`, not the encoder's posterior alone."""
 
 
 class _Chunk(NamedTuple):
-    """One replica and some images x (n, D) with their tasks (n,) and posteriors (n, L), or P for each, (n, P, L)."""
+    """One replica and some images x (n, D) with their tasks (n,) and posteriors.
+
+    A posterior has `mean` and log-variances `spread`, (n, L); a mixture means (n, P, L) and factors (n, P, L, L).
+    """
 
     tensors: dict[str, Tensor]
     x: Tensor
     owners: Tensor | None
     mean: Tensor
-    log_variance: Tensor
+    spread: Tensor
 
 
 @torch.no_grad()
@@ -123,10 +126,15 @@ def scored_again(
 ) -> LogLikelihood:
     """Return the scores with those of few effective samples replaced by scores under the proposal of `fitted.py`.
 
-    The new score uses new draws alone. Given the choice and the fit, which never see them, it is a lower bound of
-    log p(x) in expectation; the better of the two scores, or the old draws, which were chosen for their weights, are not.
+    The new score uses new draws alone. Neither the choice of images nor the fit has seen them, so given both it is a
+    lower bound of log p(x) in expectation. The better of the two scores would not be one, nor would a score with the
+    draws that were found to be poor: draws chosen by their weights are biased.
     """
     few = (found.effective_samples < FEW).nonzero()  # (m, 2): replica and image; never those of a diverged replica
+    if not len(few):
+        if progress is not None:
+            progress(1.0)
+        return found
     model, device, half = replicas.model, images.device, -(-samples // 2)
     rows_at_once = CHUNK_BYTES[device.type] // (4 * _row(model, images.shape[1]))
     at_once = max(1, min(IMAGE_CHUNK, rows_at_once // LATENTS))
@@ -145,13 +153,18 @@ def scored_again(
         if place is not rows:
             place, r, mine = rows, int(few[rows[0], 0]), few[rows, 1]
             current = _chunk(replicas, r, images[mine], None if tasks is None else tasks[mine], len(rows))
-            encoded = DiagonalNormal(current.mean, current.log_variance)
-            fitted = fitted_posterior(replicas, current.tensors, current.x, encoded, fit_noise)
-            both = (torch.stack(parts, 1) for parts in zip(encoded, fitted, strict=True))
+            encoded = DiagonalNormal(current.mean, current.spread)
+            mean, factor = fitted_posterior(replicas, current.tensors, current.x, encoded, fit_noise)
+            deviations = torch.diag_embed((0.5 * encoded.log_variance).exp())
+            both = (torch.stack([encoded.mean, mean], 1), torch.stack([deviations, factor], 1))
             current = _Chunk(current.tensors, current.x, current.owners, *both)
         sums[:, rows] = torch.logaddexp(sums[:, rows], torch.stack(_weigh(replicas, *current, part)))
     result = LogLikelihood(*(scores.clone() for scores in found))
-    for scores, better in zip(result, _of_sums(*sums, 2 * half), strict=True):
+    total, own, squares = sums
+    better_scores = _of_sums(total, own, squares, 2 * half)._replace(
+        fitted=torch.ones(len(few), dtype=torch.bool, device=device)
+    )
+    for scores, better in zip(result, better_scores, strict=True):
         scores[few[:, 0], few[:, 1]] = better
     return result
 
@@ -186,8 +199,13 @@ def log_likelihood_of_tasks(
     samples: int,
     progress: Callable[[float], None],
     partial_results: MutableMapping[str, PartialResult] | None = None,
+    *,
+    fit: bool = False,
 ) -> LogLikelihood:
-    """Return the likelihood of images (n, D) of tasks (n,), each under its task's view of the model."""
+    """Return the likelihood of images (n, D) of tasks (n,), each under its task's view of the model.
+
+    With `fit`, those that the encoder describes poorly are scored again.
+    """
     replicas, method, partial_results = (
         trainer.replicas,
         trainer.method,
@@ -200,7 +218,7 @@ def log_likelihood_of_tasks(
     else:  # named by its images: other tasks may be available when it continues
         name = " ".join(["nll", *(f"{task}:{count}" for task, count in zip(present, counts, strict=True))])
         parts = [(name, replicas, slice(None))]
-    found, passes = [], 2 if trainer.settings.evaluation.fit_posterior else 1
+    found, passes = [], 2 if fit else 1
     for done, (name, view, mine) in enumerate(parts):
 
         def options(name: str, at: int, mine: Tensor | slice = mine) -> dict[str, Any]:
@@ -209,7 +227,7 @@ def log_likelihood_of_tasks(
             return {"tasks": owners[mine], "partial": partial, "progress": within}
 
         scores = log_likelihood(view, images[mine], samples, compile=trainer.compile, **options(name, passes * done))
-        if passes == 2:
+        if fit:
             again = options(f"{name} fitted", passes * done + 1)
             scores = scored_again(view, images[mine], samples, scores, **again)
         found.append(scores)
@@ -222,7 +240,8 @@ def _within(progress: Callable[[float], None], done: int, parts: int) -> Callabl
 
 
 def _of_sums(total: Tensor, own: Tensor, squares: Tensor, samples: int) -> LogLikelihood:
-    return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp())
+    encoder_alone = torch.zeros_like(total, dtype=torch.bool)
+    return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp(), encoder_alone)
 
 
 def _even(samples: int, most: int) -> int:
@@ -278,14 +297,16 @@ def _weigh(
     x: Tensor,
     owners: Tensor | None,
     mean: Tensor,
-    log_variance: Tensor,
+    spread: Tensor,
     noise: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log Σ w, the same under the own part of the prior, and log Σ w² over noise (s, L), each (n,)."""
 
     def log_weights(model: VAE) -> tuple[Tensor, Tensor]:
-        propose = proposed if mean.ndim == 2 else proposed_by_mixture
-        z, likelihood, log_q = propose(model, x, DiagonalNormal(mean, log_variance), noise)
+        if mean.ndim == 2:
+            z, likelihood, log_q = proposed(model, x, DiagonalNormal(mean, spread), noise)
+        else:
+            z, likelihood, log_q = proposed_by_mixture(model, x, mean, spread, noise)
         rest = likelihood - log_q
         if owners is None:
             whole = own = model.prior.forward(model.posterior).log_prob(z)

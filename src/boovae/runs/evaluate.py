@@ -20,6 +20,7 @@ def evaluate_run(
     *,
     samples: int | None = None,
     generated: int | None = None,
+    fit_posterior: bool = False,
     metrics: Sequence[str] = USUAL,
     features: Sequence[str] = ("classifier",),
     data_dir: Path | None = None,
@@ -36,7 +37,11 @@ def evaluate_run(
         if not any(tasks):
             why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
             raise InputError(f"none of the images that {folder} has learned can be found: {why}")
-        changed = {"samples": samples, "generated": generated}
+        changed: dict[str, int | str | None] = {
+            "samples": samples,
+            "generated": generated,
+            "fit_posterior": "always" if fit_posterior else None,
+        }
         trainer.settings = trainer.settings.changed(**{name: n for name, n in changed.items() if n is not None})
         if past.missing:
             display.note(past.explain())
