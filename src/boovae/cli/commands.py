@@ -82,10 +82,7 @@ def measure(arguments: kinds.Eval) -> None:
     """Evaluate a model again."""
     from boovae.metrics.evaluation import evaluation_event
     from boovae.runs.evaluate import evaluate_run
-    from boovae.runs.reading import read_record
 
-    if not arguments.quiet:
-        _warn(read_record(arguments.run))
     with _display(quiet=arguments.quiet) as display:
         evaluation = _called(evaluate_run, arguments, arguments.run, metrics=arguments.metric, display=display)
     if arguments.json:
@@ -347,6 +344,7 @@ def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
     """Print the results and warnings of a run, and write its report."""
     from boovae.metrics.evaluation import evaluation_event
     from boovae.runs.reading import read_record
+    from boovae.runs.warnings import find_warnings
 
     record = read_record(folder)
     try:
@@ -355,17 +353,10 @@ def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
         else:
             print_table(record.evaluations)
         if not arguments.quiet:
-            _warn(record)  # to read with the numbers
+            for warning in find_warnings(record):  # to read with the numbers
+                print(f"warning: {warning.text}", file=sys.stderr)
     finally:  # also if the reader of stdout has gone
         _report(folder, record, quiet=arguments.quiet)
-
-
-def _warn(record: RunRecord) -> None:
-    """Say what went wrong in a run or makes its numbers misleading."""
-    from boovae.runs.warnings import find_warnings
-
-    for warning in find_warnings(record):
-        print(f"warning: {warning.text}", file=sys.stderr, flush=True)
 
 
 def _report(folder: Path, record: RunRecord, *, quiet: bool) -> None:
