@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
+from boovae.data import Stream
 from boovae.metrics import likelihood as module
-from boovae.metrics.evaluation import FEW
+from boovae.metrics.evaluation import FEW, Evaluation
 from boovae.metrics.fitted import proposed_by_mixture
 from boovae.metrics.likelihood import LogLikelihood, log_likelihood, scored_again
+from boovae.metrics.measure import evaluate
 from boovae.metrics.partial_results import PartialResult
 from boovae.replicas.stacked import Replicas
+from conftest import tiny, trained
 from linear_gaussian import exact_log_prob, linear_images, linear_model
 
 CPU, SEEDS, SAMPLES = torch.device("cpu"), (0, 1), 100
@@ -123,3 +127,26 @@ def test_an_interrupted_computation_continues_to_the_same_scores(monkeypatch: py
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert all(map(torch.equal, continued, whole))
+
+
+def test_posteriors_are_fitted_on_own_data_unless_the_run_was_measured_without(digits: Stream) -> None:
+    trainer, tasks = trained(tiny(tasks=1), digits), [digits[0]]
+
+    def fitted(history: list[Evaluation], **changes: str) -> Evaluation:
+        trainer.settings = trainer.settings.changed(**changes)
+        return evaluate(trainer, tasks, None, history, metrics=["nll"])
+
+    packaged, own = fitted([]), fitted([], dataset="npz:own.npz")
+    assert packaged.nll is not None
+    assert packaged.nll.fitted is None
+    assert own.nll is not None
+    assert own.nll.fitted is not None
+    assert own.nll.few_effective is not None
+    assert packaged.nll.few_effective is not None
+    fewer = packaged.nll.few_effective > 0
+    np.testing.assert_array_equal(own.nll.fitted, packaged.nll.few_effective)
+    assert (own.nll.pooled[fewer[0]] < packaged.nll.pooled[fewer[0]]).all()
+    for history, as_before in (([packaged], None), ([own], own.nll.fitted)):
+        again = fitted(history).nll
+        assert again is not None
+        assert again.fitted is None if as_before is None else np.array_equal(again.fitted, as_before)

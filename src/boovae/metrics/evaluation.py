@@ -26,8 +26,8 @@ from boovae.metrics.schema import (
     to_json,
 )
 
-#: Fewer effective samples than this are few. Measured (docs/metrics/nll.md): where the median image has at least 10, the
-#: mean NLL of a task was never more than a nat too high; below 5 most were, by up to 144 nats.
+#: Fewer effective samples than this are few. Measured (docs/metrics/nll.md): where the median image has at least 10,
+#: the mean NLL of a task was never more than a nat too high; below 5 most were, by up to 144 nats.
 FEW = 10.0
 
 
