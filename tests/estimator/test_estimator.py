@@ -220,4 +220,4 @@ def test_a_score_that_rests_on_few_samples_is_known_by_them(
     assert effective.shape == (60,)
     assert ((effective > 0.999) & (effective < 1.001 * model.samples)).all()
     assert np.median(odd) < np.median(effective)  # the encoder was never trained on the negatives
-    np.testing.assert_array_equal(model.effective_samples([some[:3], some[3:]]), effective)
+    np.testing.assert_array_equal(model.effective_samples(iter([some[:3], some[3:]])), effective)
