@@ -196,7 +196,7 @@ def test_dead_and_duplicate_components(tmp_path: Path) -> None:
 def test_few_effective_samples_and_a_replica_that_was_given_up(tmp_path: Path) -> None:
     found = kinds(make_run(tmp_path / "run", effective=3.2, frozen=1))
     assert "down to 3.2 of 5,000" in found["samples"]
-    assert "boovae eval RUN --samples 50000" in found["samples"]
+    assert "boovae eval RUN --samples 50000 --fit-posterior is more exact" in found["samples"]
     assert "Replica 2 (seed 1) diverged in task “digit 4” and was frozen there" in found["divergence"]
 
 

@@ -272,7 +272,7 @@ def _thin_samples(run: RunRecord, last: Evaluation) -> str:
     if not thin:
         return ""
     lowest = number(float(np.nanmin(effective)), 1)
-    more = f" {10 * samples}" if samples else ""
+    more = (f" {10 * samples}" if samples else "") + ("" if last.nll.fitted is not None else " --fit-posterior")
     unclear = ", and whether earlier tasks are forgotten cannot be judged" if _unjudged(last) else ""
     return (
         f"The NLL of {_names(run, thin)} is based on few effective importance samples (down to {lowest} of "
