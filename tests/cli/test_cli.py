@@ -33,6 +33,7 @@ from boovae.replicas.devices import choose_device
 from boovae.report.charts import plotly_script
 from boovae.runs.progress import Live
 from boovae.runs.reading import read_record
+from boovae.runs.warnings import find_warnings
 from boovae.training.checkpoint import load_checkpoint
 from run_folders import events
 
@@ -281,6 +282,25 @@ def test_eval_compares_only_what_was_measured_with_as_many_samples(
 ) -> None:
     main(["eval", str(run), "--samples", "40", "--metric", "nll", "--json"])
     assert json.loads(capsys.readouterr().out)["forgetting"]["own"] == [[None, None], [None, None], [0.0, 0.0]]
+
+
+def test_eval_says_first_what_the_run_warns_of_and_how_many_samples_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    main(["train", "--tasks", "2", *FAST, "--samples", "5", "--metric", "nll", "--out", out])
+    warnings = [f"warning: {warning.text}" for warning in find_warnings(read_record(Path(out)))]
+    capsys.readouterr()
+    assert any("effective importance samples" in line for line in warnings)  # 5 are always few
+    main(["eval", out, "--metric", "nll"])
+    said = capsys.readouterr()
+    assert said.err.splitlines()[: len(warnings)] == warnings
+    assert "effective samples" in said.out
+    assert re.search(r"- \(cannot be judged: effective samples \d\.\d of 5\)", said.out)
+    main(["eval", out, "--metric", "nll", "--json", "--quiet", "--fit-posterior"])
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert np.array(json.loads(said.out)["nll"]["fitted"]).tolist() == [[1.0] * 2] * 2
 
 
 def test_eval_refuses_no_samples_and_a_run_without_a_finished_task(

@@ -202,7 +202,8 @@ def test_a_file_of_version_0_1_0_is_read_to_the_last_setting(anchor: type[Method
     old = tomllib.loads(OLD.read_text())
     assert len(old) == 79
     read = {name for name in old if name != "strengths"}
-    assert read == CORE_NAMES - {"noise", "resize"} | (REGISTRY.owners().keys() - {"anchor_pull"})  # came later
+    since = {"noise", "resize", "fit_posterior"}  # came later
+    assert read == CORE_NAMES - since | (REGISTRY.owners().keys() - {"anchor_pull"})
     settings = resolve({}, OLD)
     core = {name: tuple(v) if isinstance(v, list) else v for name, v in old.items() if name in CORE_NAMES}
     assert {name: settings.flat()[name] for name in core} == core
@@ -487,6 +488,7 @@ TEXTS = {"dataset", "net", "method"}
 LISTS = {"class_order", "borders"}
 #: Each with a mistyped choice and the nearest one.
 CHOICES = {
+    "fit_posterior": ("alway", "always"),
     "binarize": ("dynamc", "dynamic"),
     "normalisation": ("grup", "group"),
     "likelihood": ("bernouli", "bernoulli"),

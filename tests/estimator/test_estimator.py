@@ -210,3 +210,14 @@ def test_after_a_task_that_diverged_a_lower_learning_rate_learns() -> None:
         warnings.simplefilter("error")
         model.set_params(learning_rate=1e-2).partial_fit(data)
     assert model.score(data) > before + 1
+
+
+def test_a_score_that_rests_on_few_samples_is_known_by_them(
+    learned: tuple[BooVAE, list[float]], digits: tuple[Array, Array]
+) -> None:
+    model, some = learned[0], digits[0][:60]
+    effective, odd = model.effective_samples(some), model.effective_samples(some.max() - some)
+    assert effective.shape == (60,)
+    assert ((effective > 0.999) & (effective < 1.001 * model.samples)).all()
+    assert np.median(odd) < np.median(effective)  # the encoder was never trained on the negatives
+    np.testing.assert_array_equal(model.effective_samples(iter([some[:3], some[3:]])), effective)

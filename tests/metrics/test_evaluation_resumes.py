@@ -86,11 +86,11 @@ def kept(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("method", ["boo+distill", "multihead"])
+@pytest.mark.parametrize(("method", "fit"), [("boo+distill", "auto"), ("multihead", "auto"), ("boo+distill", "always")])
 def test_killed_in_an_evaluation_a_run_repeats_one_step_and_ends_with_the_same_bytes(
-    method: str, weighed: Counted, digits: Stream, tmp_path: Path
+    method: str, fit: str, weighed: Counted, digits: Stream, tmp_path: Path
 ) -> None:
-    settings, killed = tiny(method=method, tasks=2), tmp_path / "killed"
+    settings, killed = tiny(method=method, tasks=2, fit_posterior=fit), tmp_path / "killed"
     whole = train(settings, digits, tmp_path / "whole", metrics=NLL)
     steps = weighed.done
     weighed.then(steps - 3, die)

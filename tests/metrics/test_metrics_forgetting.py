@@ -3,12 +3,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from boovae.data import Stream
 from boovae.errors import InputError
-from boovae.metrics.evaluation import NLL
-from boovae.metrics.forgetting import ChangeOfNLL, forgetting, of_earlier
+from boovae.metrics.evaluation import FEW, NLL, Evaluation, Forgetting
+from boovae.metrics.forgetting import ChangeOfNLL, forgetting, judged, not_judged, of_earlier
+from boovae.metrics.measure import evaluate
+from conftest import tiny, trained
 
 # Three tasks, two replicas: HISTORY[time][task][replica].
 OWN = [
@@ -84,6 +88,68 @@ def test_a_diverged_replica_is_nan_and_leaves_the_other_alone() -> None:
     change = forgetting(history(own, own), [1, 1], shared_mass=True)
     assert np.isnan(change.own).tolist() == [[True, False], [False, False]]
     assert change.own[0, 1] == 2.0
+
+
+def resting_on(*effective: float, samples: int = 200) -> list[NLL]:
+    """Return the NLL of a task after it was learned and later, each on so many effective samples of a typical image."""
+    found = []
+    for seen, here in enumerate(effective, start=1):
+        rows, typical = np.full((seen, 2), 90.0 + seen), np.full((seen, 2), 50.0)
+        typical[0] = [here, 50.0]
+        found.append(NLL(rows[0], rows, rows, typical + 400, typical, samples=samples))  # the mean tells less
+    return found
+
+
+@pytest.mark.parametrize("effective", [(1.6, 50.0), (50.0, 1.6)])
+def test_a_change_between_numbers_of_which_one_rests_on_few_samples_is_not_claimed(
+    effective: tuple[float, ...],
+) -> None:
+    change = forgetting(resting_on(*effective), [1, 1], shared_mass=True)
+    assert change.judged is not None
+    assert change.judged.tolist() == [[0.0, 1.0], [1.0, 1.0]]
+    assert change.own[0].tolist() == [1.0, 1.0]  # what was computed stays in the log
+    assert of_earlier(change)[0].tolist() == pytest.approx([math.nan, 1.0], nan_ok=True)
+    assert not_judged(change) == "cannot be judged: effective samples 1.6 of 200"
+    shown = {number.column or number.tag or number.curve: number for number in ChangeOfNLL().numbers(change)}
+    assert shown["forgotten"].remark == "(cannot be judged: effective samples 1.6 of 200)"
+    for name in ("forgotten", "Forgetting: mean of the earlier tasks, nats"):
+        assert shown[name].values.tolist() == pytest.approx([math.nan, 1.0], nan_ok=True)
+    assert shown["forgetting"].values.tolist() == [pytest.approx([math.nan, 1.0], nan_ok=True)]
+
+
+def test_a_change_that_rests_on_enough_samples_is_claimed_without_remark() -> None:
+    change = forgetting(resting_on(FEW, 50.0), [1, 1], shared_mass=True)
+    assert of_earlier(change).tolist() == [[1.0, 1.0]]
+    assert not_judged(change) == ""
+
+
+def test_an_older_log_is_judged_by_its_mean_effective_samples() -> None:
+    """It has no median; what it says nothing of is taken for enough."""
+    old = [msgspec.structs.replace(nll, effective_samples=nll.typical_effective, effective_median=None)
+           for nll in resting_on(50.0, 3.0)]  # fmt: skip
+    recorded = Forgetting(np.ones((2, 2)), np.ones((2, 2)), np.zeros(2))
+    assert judged(recorded, old).own_claimed.tolist() == [pytest.approx([math.nan, 1.0], nan_ok=True), [1.0, 1.0]]
+    assert recorded.own_claimed.tolist() == [[1.0, 1.0]] * 2
+    assert judged(recorded, [None, old[0]]).judged is not None
+
+
+def test_numbers_estimated_in_different_ways_are_not_compared(digits: Stream) -> None:
+    trainer = trained(tiny(tasks=2), digits)
+    tasks, events = list(digits[:2]), []
+    for fit in (False, True):
+        trainer.settings = trainer.settings.changed(fit_posterior="always" if fit else "never")
+        events.append(evaluate(trainer, tasks, None, [], metrics=["nll"]))
+    plain, fitted = (event.nll for event in events)
+    assert plain is not None
+    assert fitted is not None
+    assert (plain.fitted, plain.samples) == (None, fitted.samples)
+    assert fitted.fitted is not None
+    first = Evaluation(task=0, nll=NLL(plain.pooled, plain.per_task[:1], plain.own[:1], samples=plain.samples))
+    for fit, compared in ((False, True), (True, False)):
+        trainer.settings = trainer.settings.changed(fit_posterior="always" if fit else "never")
+        found = evaluate(trainer, tasks, None, [first], metrics=["nll"]).forgetting
+        assert found is not None
+        assert np.isfinite(found.own[0]).all() == compared
 
 
 @pytest.mark.parametrize("sizes", [[10, 20], [10, 0, 30]])

@@ -139,6 +139,20 @@ def test_run_of_one_task_and_one_replica_has_no_deviation(tmp_path: Path) -> Non
     assert "needs at least two tasks" in page
 
 
+def test_forgetting_on_few_effective_samples_is_not_claimed_nor_warned_of(tmp_path: Path) -> None:
+    """The log is of before this was recorded: it is judged when it is read."""
+    pages = [
+        unescape(write_report([make_run(tmp_path / str(few), tasks=3, forget=40.0, effective=few)]).read_text("utf-8"))
+        for few in (1.6, 180.0)
+    ]
+    unclear = "cannot be judged: effective samples 1.6 of 5000; longer training or more --samples help"
+    assert [unclear in page for page in pages] == [True, False]
+    assert ["whether earlier tasks are forgotten cannot be judged" in page for page in pages] == [True, False]
+    assert ["being forgotten" in page for page in pages] == [False, True]
+    for page, effective in zip(pages, ("1.6", "180.0"), strict=True):
+        assert f"effective samples per image {effective} of 5,000, in the worst task" in page
+
+
 def test_measures_that_were_not_taken_are_left_blank(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", tasks=3)
     kept = [

@@ -196,7 +196,7 @@ def test_dead_and_duplicate_components(tmp_path: Path) -> None:
 def test_few_effective_samples_and_a_replica_that_was_given_up(tmp_path: Path) -> None:
     found = kinds(make_run(tmp_path / "run", effective=3.2, frozen=1))
     assert "down to 3.2 of 5,000" in found["samples"]
-    assert "boovae eval RUN --samples 50000" in found["samples"]
+    assert "boovae eval RUN --samples 50000 --fit-posterior is more exact" in found["samples"]
     assert "Replica 2 (seed 1) diverged in task “digit 4” and was frozen there" in found["divergence"]
 
 
@@ -219,7 +219,7 @@ def test_the_terminal_says_each_kind_of_trouble_once_while_the_run_goes_on(tmp_p
 
 def test_a_run_says_on_the_terminal_what_the_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "train --method standard --tasks 2 --net mlp:16 --latent-dim 4 --limit 24 --epochs 30 --batch-size 8"
-    words += f" --learning-rate 0.005 --samples 20 --metric nll --out {tmp_path / 'run'}"
+    words += f" --learning-rate 0.005 --samples 500 --metric nll --out {tmp_path / 'run'}"
     main(words.split())
     said = capsys.readouterr().err
     assert said.count("warning: Task “0” is being forgotten") == 1  # after the last task: at the end alone

@@ -14,7 +14,7 @@ from boovae.cli.main import main
 from boovae.config import Settings
 from boovae.data import Stream
 from boovae.metrics.features import PictureFeatures
-from boovae.metrics.likelihood import log_likelihood
+from boovae.metrics.likelihood import log_likelihood, scored_again
 from boovae.metrics.reference import Reference
 from boovae.runs.train import train
 from boovae.training.events import Event
@@ -79,6 +79,16 @@ def test_compiled_likelihood_agrees_with_the_plain_one_on_the_cpu(digits: Stream
     fast = log_likelihood(trainer.replicas, images, 2000, compile=True).log_prob
     plain = log_likelihood(trainer.replicas, images, 2000).log_prob
     torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-4)
+
+
+def test_images_are_scored_again_as_well_as_on_the_cpu(digits: Stream) -> None:
+    trainer, images = trained_on_gpu(tiny(method="boo", tasks=2), digits, compiled=False), digits[0].test.images[:8]
+    found = log_likelihood(trainer.replicas, images.cuda(), 1000)
+    found.effective_samples.fill_(1.0)
+    again = scored_again(trainer.replicas, images.cuda(), 1000, found)
+    assert again.fitted.all()
+    torch.testing.assert_close(again.log_prob, found.log_prob, atol=0.5, rtol=0.0)
+    assert torch.equal(again.log_prob, scored_again(trainer.replicas, images.cuda(), 1000, found).log_prob)
 
 
 @pytest.mark.parametrize("compile", ["off", "on"])

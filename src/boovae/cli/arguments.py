@@ -172,6 +172,8 @@ class Eval(OfRun, LooksBack, Measures):
 
     samples: int | None = None
     """Importance samples per test image; as in training if not given."""
+    fit_posterior: bool = False
+    """Score images that the encoder describes poorly again, with a posterior fitted to each, as own data always are."""
     generated: int | None = None
     """Generated images for diversity and Fréchet distance; as in training if not given."""
 

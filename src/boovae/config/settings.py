@@ -153,6 +153,8 @@ class EvaluationSettings(Section):
 
     samples: AtLeastOne = 5000
     """Importance samples per scored image."""
+    fit_posterior: Literal["auto", "always", "never"] = "auto"
+    """Score images that the encoder describes poorly again with a posterior fitted to each; auto: on your own data."""
     generated: AtLeastOne = 10000
     """Generated images for diversity and Fréchet distance."""
 

@@ -391,16 +391,25 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def score_samples(self, X: Data, task: int | None = None) -> NDArray[np.float64]:  # noqa: N803
         """Return the log-likelihood (n,) of each image in nats, by importance sampling; with `task`, under that task.
 
-        The score of an image does not depend on the other images scored with it, bit for bit.
+        The score of an image does not depend on the other images scored with it, bit for bit. It is too low where it
+        rests on few `effective_samples`.
         """
+        return self._scored(X, task)[:, 0].copy()
+
+    def effective_samples(self, X: Data, task: int | None = None) -> NDArray[np.float64]:  # noqa: N803
+        """Return how many of the importance samples carry the score of each image, (n,); below ten it is too low."""
+        return self._scored(X, task)[:, 1].copy()
+
+    def _scored(self, X: Data, task: int | None) -> NDArray[np.float64]:  # noqa: N803
+        """Return the log-likelihood and the effective samples of each image, (n, 2)."""
         if is_batches(X):
-            return concatenated(lambda batch: self.score_samples(batch, task), X)
+            return concatenated(lambda batch: self._scored(batch, task), X)
         x, samples = self._tensor(X), checked("samples", self.samples, AtLeastOne)
         view = self._view(task)
         owners = None if task is None else torch.full((len(x),), task, device=x.device)
         result = log_likelihood(view, x, samples, tasks=owners, fixed=True)
-        scores: NDArray[np.float64] = result.own[0].double().cpu().numpy()
-        return scores - self.scaling_.log_scale
+        found: NDArray[np.float64] = torch.stack([result.own[0], result.effective_samples[0]], 1).double().cpu().numpy()
+        return found - [self.scaling_.log_scale, 0.0]
 
     def score(self, X: Data, y: object = None) -> float:  # noqa: N803
         """Return the mean log-likelihood of the images; y is ignored."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 from boovae.errors import InputError
 from boovae.metrics.schema import (
@@ -25,23 +26,47 @@ from boovae.metrics.schema import (
     to_json,
 )
 
+#: Fewer effective samples than this are few. Measured (docs/metrics/nll.md): where the median image has at least 10,
+#: the mean NLL of a task was never more than a nat too high; below 5 most were, by up to 144 nats.
+FEW = 10.0
 
-class NLL(msgspec.Struct, frozen=True, eq=False):
-    """Negative log-likelihood of test images, in nats."""
+
+class NLL(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
+    """Negative log-likelihood of test images, in nats, and on how many effective importance samples it rests."""
 
     pooled: PerReplica
     per_task: PerTask = absent()
     own: PerTask = absent()  # under the task's own part of the prior
-    effective_samples: PerTask = absent()
+    effective_samples: PerTask = absent()  # mean of the images
+    effective_median: PerTask | None = None
+    few_effective: PerTask | None = None  # share of images with fewer than FEW
+    fitted: PerTask | None = None  # share of images scored with a fitted posterior; None if none could be
     samples: Count | None = None
 
+    @property
+    def typical_effective(self) -> Floats:
+        """Effective samples of the median image; of the mean image in older logs."""
+        return self.effective_samples if self.effective_median is None else self.effective_median
 
-class Forgetting(msgspec.Struct, frozen=True, eq=False):
-    """Change of the NLL since a task was learned."""
+
+class Forgetting(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
+    """Change of the NLL since a task was learned; `claimed` hides what rests on too few effective samples."""
 
     own: PerTask
     pooled: PerTask = absent()
     dilution: Annotated[Floats, axes("seen")] = absent()
+    effective_samples: PerTask | None = None  # typical ones, the fewer of the two NLLs
+    judged: PerTask | None = None  # 1 if these are enough, else 0; None in older logs
+    samples: Count | None = None
+
+    def claimed(self, change: Floats) -> Floats:
+        """Return changes of the first tasks, NaN where they cannot be judged."""
+        return change if self.judged is None else np.where(self.judged[: len(change)] == 0, np.nan, change)
+
+    @property
+    def own_claimed(self) -> Floats:
+        """The change under own components where it can be judged."""
+        return self.claimed(self.own)
 
 
 class Diversity(msgspec.Struct, frozen=True, eq=False):

@@ -3,7 +3,8 @@
 −log p(x) ≈ −log 1/S Σ_s p(x | z_s) p(z_s) / q(z_s | x), z_s ~ q(z | x)
 
 Images are encoded once; chunks of (images x samples) are decoded and added up by a streaming log-sum-exp. All images
-share the random numbers (common random numbers), so an image's score does not depend on its neighbours.
+share the random numbers (common random numbers), so an image's score does not depend on its neighbours. Images that the
+encoder describes poorly can be scored again with a better proposal (`fitted.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from boovae.errors import InputError
+from boovae.metrics.evaluation import FEW
+from boovae.metrics.fitted import LATENTS, STEPS, fitted_posterior, proposed_by_mixture
 from boovae.metrics.partial_results import PartialResult
 from boovae.model.distributions import LOG_TWO_PI, DiagonalNormal
 from boovae.model.nets import ConvDecoder
@@ -43,16 +46,22 @@ class LogLikelihood(NamedTuple):
     own: Tensor
     """Under the image's own task's part of the prior; the same as `log_prob` where tasks do not share the prior."""
     effective_samples: Tensor
+    """(Σw)²/Σw², how reliable the estimate is: very low if the proposal misses the image."""
+    fitted: Tensor
+    """Whether the proposal is the mixture of `fitted.py`, not the encoder's posterior alone."""
 
 
 class _Chunk(NamedTuple):
-    """One replica and some images x (n, D) with their tasks (n,) and posteriors (n, L)."""
+    """One replica and some images x (n, D) with their tasks (n,) and posteriors.
+
+    A posterior has `mean` and log-variances `spread`, (n, L); a mixture means (n, P, L) and factors (n, P, L, L).
+    """
 
     tensors: dict[str, Tensor]
     x: Tensor
     owners: Tensor | None
     mean: Tensor
-    log_variance: Tensor
+    spread: Tensor
 
 
 @torch.no_grad()
@@ -73,9 +82,6 @@ def log_likelihood(
     `tasks` (n,) is the task of each image; without it the own part of the prior is the whole prior. With `fixed` chunks
     an image's score does not depend, bit for bit, on the other images. Given the `partial` result of an interrupted
     computation on the same images, only the rest is computed; the result is the same.
-
-    The effective number of samples (Σw)²/Σw² tells how reliable the estimate is: if it is very low, the encoder's
-    posterior misses the image.
     """
     # A GPU compiles for one shape and pads to it; otherwise the last chunk is shorter.
     chunk = IMAGE_CHUNK if compile and images.is_cuda else min(IMAGE_CHUNK, len(images))
@@ -104,6 +110,63 @@ def log_likelihood(
             torch.logaddexp(row, more, out=row)
     total, own, squares = sums[:, :, : len(images)].contiguous()
     return _of_sums(total, own, squares, samples)
+
+
+@torch.no_grad()
+def scored_again(
+    replicas: Replicas,
+    images: Tensor,
+    samples: int,
+    found: LogLikelihood,
+    *,
+    tasks: Tensor | None = None,
+    seed: int = 0,
+    partial: PartialResult | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> LogLikelihood:
+    """Return the scores with those of few effective samples replaced by scores under the proposal of `fitted.py`.
+
+    The new score uses new draws alone. Neither the choice of images nor the fit has seen them, so given both it is a
+    lower bound of log p(x) in expectation. The better of the two scores would not be one, nor would a score with the
+    draws that were found to be poor: draws chosen by their weights are biased.
+    """
+    few = (found.effective_samples < FEW).nonzero()  # (m, 2): replica and image; never those of a diverged replica
+    if not len(few):
+        if progress is not None:
+            progress(1.0)
+        return found
+    model, device, half = replicas.model, images.device, -(-samples // 2)
+    rows_at_once = CHUNK_BYTES[device.type] // (4 * _row(model, images.shape[1]))
+    at_once = max(1, min(IMAGE_CHUNK, rows_at_once // LATENTS))
+    per_chunk = _even(half, rows_at_once // (2 * at_once))
+    noise = _noise(half, model.latent_dim, seed, device, "fitted likelihood")
+    fit_noise = _noise(STEPS * LATENTS, model.latent_dim, seed, device, "fit").unflatten(0, (STEPS, LATENTS))
+    partial = PartialResult() if partial is None else partial
+    counts = few[:, 0].bincount(minlength=len(replicas)).tolist()
+    plan = {"images": counts, "samples": samples, "seed": seed, "at_once": [at_once, per_chunk], "device": device.type}
+    sums = partial.begin(plan, torch.full((3, len(few)), -math.inf, device=device))
+    # No chunk holds images of two replicas: a replica's scores do not depend on the others.
+    chunks = [rows for mine in torch.arange(len(few), device=device).split(counts) for rows in mine.split(at_once)]
+    steps = list(itertools.product(filter(len, chunks), noise.split(per_chunk)))
+    place: Tensor | None = None
+    for rows, part in partial.rest(steps, progress):
+        if place is not rows:
+            place, r, mine = rows, int(few[rows[0], 0]), few[rows, 1]
+            current = _chunk(replicas, r, images[mine], None if tasks is None else tasks[mine], len(rows))
+            encoded = DiagonalNormal(current.mean, current.spread)
+            mean, factor = fitted_posterior(replicas, current.tensors, current.x, encoded, fit_noise)
+            deviations = torch.diag_embed((0.5 * encoded.log_variance).exp())
+            both = (torch.stack([encoded.mean, mean], 1), torch.stack([deviations, factor], 1))
+            current = _Chunk(current.tensors, current.x, current.owners, *both)
+        sums[:, rows] = torch.logaddexp(sums[:, rows], torch.stack(_weigh(replicas, *current, part)))
+    result = LogLikelihood(*(scores.clone() for scores in found))
+    total, own, squares = sums
+    better_scores = _of_sums(total, own, squares, 2 * half)._replace(
+        fitted=torch.ones(len(few), dtype=torch.bool, device=device)
+    )
+    for scores, better in zip(result, better_scores, strict=True):
+        scores[few[:, 0], few[:, 1]] = better
+    return result
 
 
 @torch.no_grad()
@@ -136,8 +199,13 @@ def log_likelihood_of_tasks(
     samples: int,
     progress: Callable[[float], None],
     partial_results: MutableMapping[str, PartialResult] | None = None,
+    *,
+    fit: bool = False,
 ) -> LogLikelihood:
-    """Return the likelihood of images (n, D) of tasks (n,), each under its task's view of the model."""
+    """Return the likelihood of images (n, D) of tasks (n,), each under its task's view of the model.
+
+    With `fit`, those that the encoder describes poorly are scored again.
+    """
     replicas, method, partial_results = (
         trainer.replicas,
         trainer.method,
@@ -150,18 +218,19 @@ def log_likelihood_of_tasks(
     else:  # named by its images: other tasks may be available when it continues
         name = " ".join(["nll", *(f"{task}:{count}" for task, count in zip(present, counts, strict=True))])
         parts = [(name, replicas, slice(None))]
-    found = [
-        log_likelihood(
-            view,
-            images[mine],
-            samples,
-            tasks=owners[mine],
-            compile=trainer.compile,
-            partial=partial_results.setdefault(name, PartialResult()),
-            progress=_within(progress, done, len(parts)),
-        )
-        for done, (name, view, mine) in enumerate(parts)
-    ]
+    found, passes = [], 2 if fit else 1
+    for done, (name, view, mine) in enumerate(parts):
+
+        def options(name: str, at: int, mine: Tensor | slice = mine) -> dict[str, Any]:
+            within = _within(progress, at, passes * len(parts))
+            partial = partial_results.setdefault(name, PartialResult())
+            return {"tasks": owners[mine], "partial": partial, "progress": within}
+
+        scores = log_likelihood(view, images[mine], samples, compile=trainer.compile, **options(name, passes * done))
+        if fit:
+            again = options(f"{name} fitted", passes * done + 1)
+            scores = scored_again(view, images[mine], samples, scores, **again)
+        found.append(scores)
     return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*found, strict=True)))
 
 
@@ -171,7 +240,8 @@ def _within(progress: Callable[[float], None], done: int, parts: int) -> Callabl
 
 
 def _of_sums(total: Tensor, own: Tensor, squares: Tensor, samples: int) -> LogLikelihood:
-    return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp())
+    encoder_alone = torch.zeros_like(total, dtype=torch.bool)
+    return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp(), encoder_alone)
 
 
 def _even(samples: int, most: int) -> int:
@@ -184,9 +254,9 @@ def _even(samples: int, most: int) -> int:
     return divisor if 2 * divisor >= most else most
 
 
-def _noise(samples: int, latent_dim: int, seed: int, device: torch.device) -> Tensor:
+def _noise(samples: int, latent_dim: int, seed: int, device: torch.device, purpose: str = "likelihood") -> Tensor:
     """Return the noise (S, L), which all images share."""
-    generator = torch.Generator(device).manual_seed(seed_for(seed, "likelihood"))
+    generator = torch.Generator(device).manual_seed(seed_for(seed, purpose))
     return torch.randn(samples, latent_dim, generator=generator, device=device)
 
 
@@ -227,13 +297,16 @@ def _weigh(
     x: Tensor,
     owners: Tensor | None,
     mean: Tensor,
-    log_variance: Tensor,
+    spread: Tensor,
     noise: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log Σ w, the same under the own part of the prior, and log Σ w² over noise (s, L), each (n,)."""
 
     def log_weights(model: VAE) -> tuple[Tensor, Tensor]:
-        z, likelihood, log_q = proposed(model, x, DiagonalNormal(mean, log_variance), noise)
+        if mean.ndim == 2:
+            z, likelihood, log_q = proposed(model, x, DiagonalNormal(mean, spread), noise)
+        else:
+            z, likelihood, log_q = proposed_by_mixture(model, x, mean, spread, noise)
         rest = likelihood - log_q
         if owners is None:
             whole = own = model.prior.forward(model.posterior).log_prob(z)

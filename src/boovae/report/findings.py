@@ -11,7 +11,7 @@ import numpy as np
 
 from boovae.metrics.distances import distance_name
 from boovae.metrics.evaluation import Distances, Diversity, Evaluation
-from boovae.metrics.forgetting import of_earlier
+from boovae.metrics.forgetting import not_judged, of_earlier
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
 from boovae.report.run_record import RunRecord
 
@@ -64,7 +64,7 @@ def headlines(run: RunRecord, published: Published) -> list[Headline]:
         return f"; the paper has {paper.mean:.{paper.decimals}f} ± {paper.std:g}" if paper else ""
 
     nll = last.nll.pooled if last.nll else NOTHING
-    said = f"test images of {tasks}; lower is better{beside('nll')}"
+    said = f"test images of {tasks}; lower is better{_effective(last)}{beside('nll')}"
     accuracy = last.classifier.accuracy if last.classifier else None
     rows = [
         Headline(
@@ -83,6 +83,15 @@ def headlines(run: RunRecord, published: Published) -> list[Headline]:
 def known(value: float | None) -> float:
     """Return a number; NaN for None."""
     return math.nan if value is None else value
+
+
+def _effective(last: Evaluation) -> str:
+    """Return on how many effective samples the NLL of the worst task rests."""
+    lowest = np.nan if last.nll is None else np.min(mean(last.nll.typical_effective), initial=np.inf)
+    if not np.isfinite(lowest):
+        return ""
+    of = f" of {last.nll.samples:,}" if last.nll and last.nll.samples else ""
+    return f"; effective samples per image {number(float(lowest), 1)}{of}, in the worst task"
 
 
 def _distances(name: str, found: Distances) -> Headline:
@@ -112,6 +121,8 @@ def _forgetting_rows(run: RunRecord, last: Evaluation) -> list[Headline]:
     per_task = mean(lost)
     if found is None or last.task == 0 or not np.isfinite(per_task).all():  # do not present a part as the whole
         detail = "needs at least two tasks" if last.task == 0 else "not measured on every task"
+        if last.task and found is not None and (why := not_judged(found)):
+            detail = f"{why}; longer training or more --samples help"
         return [Headline(worst_label, MISSING, detail), Headline(mean_label, MISSING, detail)]
     worst = int(np.nanargmax(per_task))
     pooled, diluted = float(mean(mean(found.pooled[:-1]))), float(mean(found.dilution[:-1]))

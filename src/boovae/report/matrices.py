@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from boovae.metrics.evaluation import Evaluation
+from boovae.metrics.evaluation import FEW, Evaluation
 from boovae.metrics.metric import numbers
 from boovae.report.findings import known
 from boovae.report.numbers import change, deviation, duration, mean, number, size
@@ -68,12 +68,15 @@ def matrices(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Matrix]:
     """Return the four matrices of the page."""
     nll = "A row is a task, a column the number of tasks learned so far; stronger colour is a higher, worse NLL."
     own = "The same, scored only under the task's own part of the prior, so sharing the prior does not count."
-    forgot = "Change under own components since the task was learned: warm is forgotten, cool has improved."
+    forgot = (
+        "Change under own components since the task was learned: warm is forgotten, cool has improved; blank where it "
+        f"cannot be judged, because one of the two NLLs rests on fewer than {FEW:g} effective samples."
+    )
     share = "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
     found = [
         _task_matrix(runs, labels, "NLL per task", nll, ("nll", "per_task"), _sequential, number),
         _task_matrix(runs, labels, "NLL under own components", own, ("nll", "own"), _sequential, number),
-        _task_matrix(runs, labels, "Forgetting, nats", forgot, ("forgetting", "own"), _diverging, change),
+        _task_matrix(runs, labels, "Forgetting, nats", forgot, ("forgetting", "own_claimed"), _diverging, change),
         _class_matrix(runs, labels, "Classes of the samples", share),
     ]
     return [matrix for matrix in found if any(table.rows for table in matrix.tables)]

@@ -12,7 +12,9 @@ from boovae.metrics.measure import evaluate, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.runs.data import Moved, learned_images
 from boovae.runs.progress import Display
+from boovae.runs.reading import read_record
 from boovae.runs.train import load_trainer
+from boovae.runs.warnings import find_warnings
 
 
 def evaluate_run(
@@ -20,6 +22,7 @@ def evaluate_run(
     *,
     samples: int | None = None,
     generated: int | None = None,
+    fit_posterior: bool = False,
     metrics: Sequence[str] = USUAL,
     features: Sequence[str] = ("classifier",),
     data_dir: Path | None = None,
@@ -27,7 +30,10 @@ def evaluate_run(
     device: str = "auto",
     display: Display,
 ) -> Evaluation:
-    """Measure the model of the run in `folder` on the images that are available; None keeps the run's setting."""
+    """Measure the model of the run in `folder` on the images that are available; None keeps the run's setting.
+
+    What went wrong in the run, and makes its numbers misleading, is said first.
+    """
     check_names(features)
     check_metrics(metrics)
     run, trainer = load_trainer(folder, device, display)
@@ -37,7 +43,13 @@ def evaluate_run(
         if not any(tasks):
             why = "; ".join(dict.fromkeys(past.missing.values())) or "no task is finished yet"
             raise InputError(f"none of the images that {folder} has learned can be found: {why}")
-        changed = {"samples": samples, "generated": generated}
+        for warning in find_warnings(read_record(folder)):
+            display.note(f"warning: {warning.text}")
+        changed: dict[str, int | str | None] = {
+            "samples": samples,
+            "generated": generated,
+            "fit_posterior": "always" if fit_posterior else None,
+        }
         trainer.settings = trainer.settings.changed(**{name: n for name, n in changed.items() if n is not None})
         if past.missing:
             display.note(past.explain())

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from boovae.config.resolve import flattened
 from boovae.metrics.evaluation import Evaluation
+from boovae.metrics.forgetting import judged
 from boovae.report.run_record import (
     ComponentsLearned,
     Divergence,
@@ -64,13 +66,24 @@ def record_of_log(folder: Path, log: Log, config: dict[str, str]) -> RunRecord:
         class_names=_class_names(head, log.all_of(TaskStart)),
         epochs=[epochs[key] for key in sorted(epochs)],
         divergences=log.all_of(Divergence),
-        evaluations=[evaluations[task] for task in sorted(evaluations)],
+        evaluations=_judged([evaluations[task] for task in sorted(evaluations)]),
         gains=_gains(components),
         kept={event.task: event for event in components if event.kept is not None},
         prunings=[Pruning(event.task, event.dropped, id(event) in late) for event in log.all_of(Pruning)],
         remarks=log.all_of(Note),
         config=config,
     )
+
+
+def _judged(evaluations: list[Evaluation]) -> list[Evaluation]:
+    """Hide forgetting that rests on few effective samples in logs that were written before this was recorded."""
+    nll, found = {each.learned: each.nll for each in evaluations}, []
+    for each in evaluations:
+        if each.forgetting is not None:
+            change = judged(each.forgetting, [nll.get(seen) for seen in range(1, each.learned + 1)])
+            each = msgspec.structs.replace(each, forgetting=change)
+        found.append(each)
+    return found
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from boovae.metrics.evaluation import Evaluation
-from boovae.metrics.forgetting import of_earlier
+from boovae.metrics.evaluation import FEW, Evaluation
+from boovae.metrics.forgetting import not_judged, of_earlier
 from boovae.report.numbers import mean, number, percent
 from boovae.report.run_record import RunRecord
 
 LEAST_ACCURACY = 0.9
-LEAST_EFFECTIVE_SAMPLES = 10.0
 #: A task is being forgotten if its NLL has risen by this many nats, or by this share of its former value.
 MOST_FORGETTING, MOST_FORGETTING_SHARE = 20.0, 0.2
 #: A class is missing from the samples if its share of them is below this part of the fair share.
@@ -270,17 +269,22 @@ def _pruned_since(run: RunRecord) -> str:
 def _thin_samples(run: RunRecord, last: Evaluation) -> str:
     if last.nll is None:
         return ""
-    effective, samples = mean(last.nll.effective_samples), last.nll.samples
-    thin = [task for task in range(last.learned) if effective[task] < LEAST_EFFECTIVE_SAMPLES]
+    effective, samples = mean(last.nll.typical_effective), last.nll.samples
+    thin = [task for task in range(last.learned) if effective[task] < FEW]
     if not thin:
         return ""
     lowest = number(float(np.nanmin(effective)), 1)
-    more = f" {10 * samples}" if samples else ""
+    more = (f" {10 * samples}" if samples else "") + ("" if last.nll.fitted is not None else " --fit-posterior")
+    unclear = ", and whether earlier tasks are forgotten cannot be judged" if _unjudged(last) else ""
     return (
         f"The NLL of {_names(run, thin)} is based on few effective importance samples (down to {lowest} of "
-        f"{number(samples or math.nan, 0)}); the true value is probably lower. boovae eval RUN --samples{more} "
-        "is more exact."
+        f"{number(samples or math.nan, 0)}); the true value is probably lower{unclear}. boovae eval RUN "
+        f"--samples{more} is more exact; longer training (--epochs) lets the encoder find the images."
     )
+
+
+def _unjudged(last: Evaluation) -> bool:
+    return last.forgetting is not None and bool(not_judged(last.forgetting))
 
 
 def _sentence(text: str) -> str:
