@@ -143,9 +143,9 @@ def third(digits: Stream, tmp_path: Path) -> str:
 
 
 def tiny(**changes: Any) -> Settings:
-    """Return the settings of a run that takes a moment, those chosen for the digits whatever its dataset."""
+    """Return the settings of a run that takes a moment, those tuned for the digits whatever its dataset."""
     values = {**TINY, "dataset": "digits", **changes}
-    chosen = resolve({"dataset": "digits", "method": values["method"]}, common=values)
+    chosen = resolve({"dataset": "digits", "method": values["method"]}, preset="tuned", common=values)
     return chosen.changed(dataset=values["dataset"])
 
 

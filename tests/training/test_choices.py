@@ -1,0 +1,133 @@
+"""Settings chosen for each task, and a collapsed task that is learned once more: exact, and replica by replica."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from boovae.data import Stream
+from boovae.methods import resolve
+from boovae.runs.train import trainer_for
+from boovae.training import trainer as trainer_module
+from boovae.training.trainer import Trainer
+from conftest import Recorder, tiny
+
+#: Leaves the length of the training to the chooser, as a user does.
+OPEN = {"method": "boo+distill", "net": "mlp:16", "latent_dim": 4, "replicas": 2, "components": 3, "boo_steps": 3}
+
+
+@pytest.fixture
+def months() -> Stream:
+    """Many pictures, then few."""
+    many, few = (np.random.default_rng(seed).random((count, 8, 8)) for seed, count in ((0, 700), (1, 40)))
+    return Stream.from_tasks([many, few])
+
+
+def opened(stream: Stream, **given: object) -> Trainer:
+    return trainer_for(resolve({**OPEN, **given}), stream, torch.device("cpu"), "off")
+
+
+def test_every_task_gets_settings_of_its_own_size(months: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boovae.config.choose.FEW_STEPS", 100)
+    monkeypatch.setattr("boovae.config.choose.FEWEST_EPOCHS", 1)
+    trainer, seen = opened(months), Recorder()
+    epochs = []
+    for task in months:
+        trainer.learn(task, seen)
+        epochs.append(trainer.settings.training.epochs)
+    assert epochs[0] < epochs[1]  # about as many steps
+    logged = [{each["setting"] for each in event["choices"]} for event in seen.events if event["event"] == "choices"]
+    assert len(logged) == 2
+    assert {"likelihood", "epochs"} <= logged[0]
+    assert "epochs" in logged[1]
+    assert "likelihood" not in logged[1]  # the model is chosen once
+
+
+def test_what_was_learned_stays_when_the_settings_change(months: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boovae.config.choose.FEW_STEPS", 50)
+    monkeypatch.setattr("boovae.config.choose.FEWEST_EPOCHS", 1)
+    trainer = opened(months, early_stop=9)
+    trainer.learn(months[0])
+    before = {name: tensor.clone() for name, tensor in trainer.state()[0].items()}
+    settings = trainer.settings
+    trainer.prepare(months[1])
+    assert trainer.settings != settings
+    after = trainer.state()[0]
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_given_settings_are_never_chosen(months: Stream) -> None:
+    trainer = Trainer(tiny(epochs=2), months.spec)
+    trainer.learn(months[1])
+    assert trainer.settings == tiny(epochs=2)
+
+
+def test_a_run_with_chosen_settings_is_resumed_exactly(
+    harmless_kills: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boovae.config.choose.MOST_EPOCHS", 2)
+    settings = resolve({**OPEN, "tasks": 2, "samples": 5})
+    assert "epochs" in settings.chosen
+    assert harmless_kills(settings, itertools.cycle([2, 3])) > 2
+
+
+# --- collapse -------------------------------------------------------------------------------------------------------
+
+
+def only_second(*arguments: object) -> np.ndarray:
+    return np.array([False, True])
+
+
+def test_a_collapsed_replica_learns_again_and_leaves_the_others_alone(
+    digits: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = resolve({**OPEN, "epochs": 12})
+    monkeypatch.setattr(trainer_module, "collapsed", lambda *arguments: np.array([False, False]))
+    once = Trainer(settings, digits.spec)
+    once.learn(digits[0])
+    monkeypatch.setattr(trainer_module, "collapsed", only_second)
+    twice, seen = Trainer(settings, digits.spec), Recorder()
+    twice.learn(digits[0], seen)
+    assert [event["collapsed"] for event in seen.events if event["event"] == "collapse"] == [[False, True]]
+    for name, tensor in once.state()[0].items():
+        assert torch.equal(tensor[0], twice.state()[0][name][0]), name
+    head = "encoder.head.weight"
+    assert not torch.equal(once.replicas.parameters[head][1], twice.replicas.parameters[head][1])
+
+
+def test_a_collapsed_task_is_resumed_exactly(
+    harmless_kills: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "collapsed", only_second)
+    settings = resolve({**OPEN, "tasks": 2, "samples": 5, "epochs": 10, "batch_size": 12})
+    assert harmless_kills(settings, itertools.cycle([3, 5])) > 4
+
+
+def test_a_weight_that_presses_all_codes_to_the_prior_is_found_out(digits: Stream) -> None:
+    """The KL term so heavy that nothing is encoded: learned again, in vain, and reported."""
+    trainer, seen = Trainer(resolve({**OPEN, "epochs": 10, "kl_weight": 3000.0}), digits.spec), Recorder()
+    trainer.learn(digits[0], seen)
+    kinds = [event["event"] for event in seen.events]
+    assert kinds.count("collapse") == 1
+    assert trainer.collapsed.any()
+    assert [event["epoch"] for event in seen.events if event["event"] == "epoch"] == list(range(20))
+
+
+def test_who_fixes_the_warm_up_is_not_overruled(digits: Stream) -> None:
+    settings = resolve({**OPEN, "epochs": 10, "kl_weight": 3000.0, "kl_warmup": 0})
+    trainer, seen = Trainer(settings, digits.spec), Recorder()
+    trainer.learn(digits[0], seen)
+    assert trainer.collapsed.any()
+    assert "collapse" not in [event["event"] for event in seen.events]
+
+
+def test_images_that_are_all_the_same_are_no_collapse() -> None:
+    stream = Stream.from_tasks([np.full((40, 8, 8), 0.5)])
+    trainer = Trainer(resolve({**OPEN, "epochs": 10}), stream.spec)
+    trainer.learn(stream[0])
+    assert not trainer.collapsed.any()
