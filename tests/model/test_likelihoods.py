@@ -23,7 +23,7 @@ from boovae.model.likelihoods import (
     Normal,
     make_likelihood,
 )
-from boovae.model.logistics import LogisticMixture
+from boovae.model.logistics import DiscretisedLogistic, LogisticMixture
 
 
 def logits_and_pixels(*shape: int, spread: float = 4.0) -> tuple[Tensor, Tensor]:
@@ -279,10 +279,13 @@ def test_learned_noise_is_what_samples_have() -> None:
 # --- a mixture of discretised logistic distributions ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [LogisticMixture, DiscretisedLogistic])
 @pytest.mark.parametrize("pixel_range", [(0.0, 1.0), (-1.0, 1.0)])
-def test_probabilities_of_the_256_values_add_up_to_one(pixel_range: tuple[float, float]) -> None:
+def test_probabilities_of_the_256_values_add_up_to_one(
+    pixel_range: tuple[float, float], kind: type[LogisticMixture]
+) -> None:
     low, high = pixel_range
-    likelihood = LogisticMixture(pixel_range)
+    likelihood = kind(pixel_range)
     values = torch.linspace(low, high, 256, dtype=torch.float64).unsqueeze(-1)
     for output in outputs(likelihood, 20, pixels=1, spread=3.0):
         assert likelihood.log_prob(output, values).exp().sum().item() == pytest.approx(1.0, abs=1e-9)
@@ -302,8 +305,9 @@ def test_a_mixture_equals_differences_of_the_distribution_function() -> None:
     np.testing.assert_allclose(likelihood.log_prob(output, x).numpy(), wanted, rtol=1e-6)
 
 
-def test_samples_of_a_mixture_follow_its_probabilities() -> None:
-    likelihood = LogisticMixture()
+@pytest.mark.parametrize("kind", [LogisticMixture, DiscretisedLogistic])
+def test_samples_of_a_mixture_follow_its_probabilities(kind: type[LogisticMixture]) -> None:
+    likelihood = kind()
     output = outputs(likelihood, pixels=1, spread=2.0)
     uniform = torch.rand(50_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     drawn = likelihood.draw(output.expand(len(uniform), -1), uniform)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from boovae.errors import InputError
+from boovae.model.likelihoods import make_likelihood
 from boovae.model.nets import make_nets
 from boovae.model.normalisation import Normalisation
 
@@ -215,3 +216,27 @@ def test_parameters_of_a_likelihood_are_blocks_of_the_size_of_an_image(name: str
     output = decoder(torch.randn(5, 2))
     assert (output[:, :192] > 50).all()
     assert (output[:, 192:] < 50).all()
+
+
+@pytest.mark.parametrize("name", ["mlp:8", "res:4", "conv:4"])
+@pytest.mark.parametrize("likelihood", ["normal", "logistic"])
+def test_shared_noise_is_one_width_for_each_colour(name: str, likelihood: str) -> None:
+    shape = (3, 16, 16)
+    made = make_likelihood(likelihood, shape=shape, noise="shared")
+    _, decoder = make_nets(name, shape, 5, RANGE, parameters=made.parameters, shared_noise=True)
+    level = dict(decoder.named_parameters())["level"]
+    with torch.no_grad():
+        level.copy_(torch.tensor([-0.1, 0.0, 0.05]))
+    output = decoder(torch.randn(4, 5))
+    assert output.shape == (4, 2 * 3 * 16 * 16)
+    widths = output.unflatten(1, (2, 3, 256))[:, 1]
+    assert (widths == widths[:1, :, :1]).all()
+    assert widths[0, 0, 0] < widths[0, 1, 0] < widths[0, 2, 0]
+    made.log_prob(output, torch.rand(4, 768)).sum().backward()
+    assert level.grad is not None
+    assert (level.grad != 0).all()
+
+
+def test_learned_noise_is_refused_where_there_is_none() -> None:
+    with pytest.raises(InputError, match="noise='shared' is for likelihood normal or logistic, not for bernoulli"):
+        make_likelihood("bernoulli", noise="shared")

@@ -127,15 +127,13 @@ def _likelihood(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     if not data.pixels:
         return "normal", "numbers without a common range"
     if data.colours > 1:
-        if data.eight_bit:
-            return "logistic_mixture", "colours of eight bits"
-        return "normal", "colours that are not of eight bits"
+        return ("logistic", "colours of eight bits") if data.eight_bit else ("normal", "colours of any value")
     return "bernoulli", "grey values in one range"
 
 
 def _noise(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
-    if settings.model.likelihood == "normal" and data.pixels:
-        return "learned", "the noise of pixels differs between and within pictures"
+    if settings.model.likelihood in ("normal", "logistic") and data.pixels:
+        return "shared", "one width for each colour is learned in few steps"
     return None
 
 
@@ -214,6 +212,10 @@ def _boo_steps(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     return (30, "encoding with convolutions is costly") if _convolves(settings) else (100, "the usual number")
 
 
+def _distill_weight(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    return 1.0, "an old image counts as much as a new one"
+
+
 def _distill_latents(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     if data.features <= FEW or _convolves(settings):
         return 50, "small images" if data.features <= FEW else "decoding with convolutions is costly"
@@ -240,6 +242,7 @@ TASK: Mapping[str, Rule] = {
     "deform": _deform,
     "mirror": _mirror,
     "boo_steps": _boo_steps,
+    "distill_weight": _distill_weight,
     "distill_latents": _distill_latents,
 }
 #: All settings that can be chosen.

@@ -99,9 +99,10 @@ def deform(
     """Apply a small random affine map to most of the images (B, D); the others are unchanged.
 
     A pixel at (a, b), in units of half the picture, takes the value at (a, b) + strength * (M (a, b) + SHIFT * m), the
-    2 x 2 matrix M and the vector m from `normal` (B, 6), bilinearly interpolated, with the darkest value outside the
-    picture. An image changes where `uniform` (B,) is below DEFORMED: a network that never sees unchanged images would
-    learn the smoothing of the interpolation.
+    2 x 2 matrix M and the vector m from `normal` (B, 6), bilinearly interpolated. Outside the picture a grey one is
+    black, the usual background; a colour one is reflected, or the network would learn black corners. An image changes
+    where `uniform` (B,) is below DEFORMED: a network that never sees unchanged images would learn the smoothing of the
+    interpolation.
     """
     low, high = pixel_range
     height, width = shape[-2:]
@@ -111,7 +112,9 @@ def deform(
     # Sums instead of a matrix product, which may be rounded to ten bits (TF32) on a GPU.
     places = places + strength * ((matrix * places[..., None, :]).sum(-1) + SHIFT * shift)  # (B, H, W, 2)
     # `grid_sample` pads with 0, so shift the darkest value to 0.
-    moved = low + F.grid_sample((x - low).reshape(len(x), -1, height, width), places, align_corners=False).flatten(1)
+    pictures = (x - low).reshape(len(x), -1, height, width)
+    outside = "reflection" if pictures.shape[1] > 1 else "zeros"
+    moved = low + F.grid_sample(pictures, places, padding_mode=outside, align_corners=False).flatten(1)
     return torch.where(uniform[:, None] < DEFORMED, moved.clamp(low, high), x)
 
 
