@@ -7,6 +7,8 @@ import functools
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from boovae.report.numbers import nats, percent
+
 if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
@@ -20,13 +22,15 @@ def environment() -> jinja2.Environment:
     """
     import jinja2
 
-    return jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("boovae", ""),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.filters |= {"image": image_source, "nats": nats, "percent": percent}
+    return found
 
 
 def own_file(name: str) -> Markup:

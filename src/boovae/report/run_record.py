@@ -246,6 +246,12 @@ class RunRecord:
         return self.head.dataset
 
     @property
+    def wide(self) -> bool:
+        """Whether its pictures are strips of colours, or much wider than high."""
+        shape = self.head.shape
+        return len(shape) == 1 or shape[-1] > 2 * shape[-2]
+
+    @property
     def finished(self) -> bool:
         """Whether every planned task has been evaluated."""
         return bool(self.evaluations) and self.evaluations[-1].learned >= self.planned
