@@ -4,7 +4,7 @@ files are read once, when the server starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 from pydantic_core import to_json
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -77,67 +78,47 @@ def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
 
     @app.post("/api/sample")
     def sample(ask: SampleRequest) -> Response:
-        return _json({"images": player.sample(ask.n, ask.seed, ask.task, ask.component)})
+        return _json({"images": [shown._asdict() for shown in player.sample(ask.n, ask.seed, ask.task, ask.component)]})
 
     @app.post("/api/path")
     def path(ask: PathRequest) -> Response:
-        return _json({"images": player.path(ask.start, ask.end, ask.frames)})
+        return _json({"images": [shown._asdict() for shown in player.path(ask.start, ask.end, ask.frames)]})
 
     @app.post("/api/look")
     def look(content: Annotated[bytes, Body(media_type="image/*")], invert: bool = False) -> Response:
         return _json(player.look(content, invert=invert))
 
-    return Guard(app)
+    return guarded(app)
 
 
-class Guard:
-    """Wraps the application: limits request sizes, refuses other sites, and sets headers on every response."""
+def guarded(app: ASGIApp) -> ASGIApp:
+    """Wrap the application: limit request sizes, refuse other sites, and set headers on every response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        left = most = UPLOAD_BYTES if scope["path"] == "/api/look" else REQUEST_BYTES
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        async def bounded() -> Message:
+            """Stop reading a request that exceeds its limit, whatever its Content-Length says."""
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"a request may have {most:,} bytes")
+            return message
 
-        async def guarded(message: Message) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *more]
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        most = UPLOAD_BYTES if scope["path"] == "/api/look" else REQUEST_BYTES
-        length = headers.get("content-length", "0")
-        if len(length) > 9 or not length.isdecimal() or int(length) > most:
-            await _error(413, f"a request may have {most:,} bytes")(scope, receive, guarded)
-        elif _foreign(headers):
-            await _error(403, "requests are accepted only from this page itself")(scope, receive, guarded)
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+            await _error(403, "requests are accepted only from this page itself")(scope, bounded, with_headers)
         else:
-            await self.app(scope, _bounded(receive, most), guarded)
+            await app(scope, bounded, with_headers)
 
-
-def _foreign(headers: Mapping[str, str]) -> bool:
-    """Whether the request comes from a page of another site."""
-    origin = headers.get("origin")
-    return origin is not None and origin.partition("://")[2] != headers.get("host")
-
-
-def _bounded(receive: Receive, most: int) -> Receive:
-    """Stop reading a request that exceeds its limit, whatever its Content-Length says."""
-    left = most
-
-    async def bounded() -> Message:
-        nonlocal left
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise HTTPException(413, f"a request may have {most:,} bytes")
-        return message
-
-    return bounded
+    return guard
 
 
 # --- responses --------------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ import functools
 import io
 import math
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from boovae.config.section import AtLeastOne, checked
@@ -32,6 +31,7 @@ from boovae.model.vae import VAE
 from boovae.replicas.devices import matmul_precision, one_thread
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
+from boovae.report.frame import image_source
 from boovae.report.pictures import png, singles
 from boovae.runs.inspection import Component, components, has_components, task_names
 from boovae.runs.run import Run
@@ -42,13 +42,11 @@ MOST_PIXELS = 24_000_000
 #: How far from the origin a latent coordinate may lie; no prior or encoder comes near it.
 FARTHEST = 1e4
 
-#: A picture: PNG in Python, a data URL in JSON.
-Picture = Annotated[bytes, PlainSerializer(lambda png: f"data:image/png;base64,{b64encode(png).decode()}", str, "json")]
 Coordinate = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 
 
 class Exchanged(BaseModel):
-    """Base of requests and responses: no type conversion, no extra fields."""
+    """Base of requests: no type conversion, no extra fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -60,40 +58,12 @@ class Point(Exchanged):
     task: int | None = None
 
 
-class Shown(Exchanged):
-    """An image from the model, with its latent and task."""
+class Shown(NamedTuple):
+    """An image from the model as the address of a picture, with its latent and task."""
 
-    image: Picture
+    image: str
     z: list[float]
     task: int | None
-
-
-class ShownComponent(Exchanged):
-    """A component of the prior: its weight within its task, the cost of dropping it, and the image at its mean."""
-
-    component: int
-    weight: float
-    cost: float
-    image: Picture
-
-
-class TaskScore(Exchanged):
-    """How well an image fits a task: p(task | x) and log p(x | task)."""
-
-    share: float
-    log_likelihood: float
-
-
-class Look(Exchanged):
-    """How the model sees an uploaded image."""
-
-    seen: Picture
-    """The image as the model receives it."""
-    reconstruction: Shown
-    log_likelihood: float
-    effective_samples: float
-    tasks: list[TaskScore]
-    """Empty if the model does not distinguish tasks."""
 
 
 class Offered(NamedTuple):
@@ -150,12 +120,12 @@ class Player:
             "tasks": [task._asdict() for task in self.tasks],
         }
 
-    def gallery(self, task: int) -> list[ShownComponent]:
+    def gallery(self, task: int) -> list[dict[str, Any]]:
         """Return a task's components, the most expensive to drop first, with the image at each one's mean."""
         found = self._components(task)
-        pictures = self._pngs(torch.stack([one.decoded for one in found])) if found else []
+        pictures = self._pictures(torch.stack([one.decoded for one in found])) if found else []
         return [
-            ShownComponent(component=one.place, weight=one.weight, cost=one.cost, image=picture)
+            {"component": one.place, "weight": one.weight, "cost": one.cost, "image": picture}
             for one, picture in zip(found, pictures, strict=True)
         ]
 
@@ -188,23 +158,26 @@ class Player:
             share = torch.linspace(0, 1, frames, device=self.device).unsqueeze(1)
             return self._shown(ends[0].lerp(ends[1], share), [start.task] * frames)
 
-    def look(self, content: bytes, *, invert: bool = False) -> Look:
-        """Return how the model sees a picture file."""
+    def look(self, content: bytes, *, invert: bool = False) -> dict[str, Any]:
+        """Return how the model sees a picture file: the image it receives, its reconstruction, and how well it fits.
+
+        The tasks, each with p(task | x) and log p(x | task), are empty if the model does not distinguish them.
+        """
         with self._computing():
             x = self._pixels(content, invert).to(self.device)
             scores, effective = self._scores(x)
             joint = scores + self._log_masses if self.apart else scores
             task = int(joint.argmax()) if self.apart else None
             z = self._ask(task, VAE.posterior, x.unsqueeze(0)).mean
-            seen, reconstruction = self._pngs(torch.cat([x.unsqueeze(0), self._ask(task, VAE.images, z)]))
+            seen, reconstruction = self._pictures(torch.cat([x.unsqueeze(0), self._ask(task, VAE.images, z)]))
             judged = zip(joint.softmax(0).tolist(), scores.tolist(), strict=True) if self.apart else ()
-            return Look(
-                seen=seen,
-                reconstruction=Shown(image=reconstruction, z=z[0].tolist(), task=task),
-                log_likelihood=float(joint.logsumexp(0)),
-                effective_samples=effective,
-                tasks=[TaskScore(share=share, log_likelihood=score) for share, score in judged],
-            )
+            return {
+                "seen": seen,
+                "reconstruction": Shown(reconstruction, z[0].tolist(), task)._asdict(),
+                "log_likelihood": float(joint.logsumexp(0)),
+                "effective_samples": effective,
+                "tasks": [{"share": share, "log_likelihood": score} for share, score in judged],
+            }
 
     # --- calling the model --------------------------------------------------------------------------------------
 
@@ -231,8 +204,7 @@ class Player:
         images = self._by_task(owners, _images, z)
         if self.apart and not self.networks:
             owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
-        found = zip(self._pngs(images), z.tolist(), owners, strict=True)
-        return [Shown(image=image, z=place, task=task) for image, place, task in found]
+        return list(map(Shown, self._pictures(images), z.tolist(), owners))
 
     def _scores(self, x: Tensor) -> tuple[Tensor, float]:
         """Return log p(x | task) of each task, or log p(x) alone, for an image (D,); and the effective samples."""
@@ -289,9 +261,10 @@ class Player:
         images = as_images((255 - fitted if invert else fitted)[None], "the picture", self.spec.shape)
         return binarized(to_float(images, self.spec.pixel_range).flatten(), self.spec.binarize, TEST, (0, 0))
 
-    def _pngs(self, images: Tensor) -> list[bytes]:
-        """Encode images (n, D) as PNG."""
-        return [png(picture) for picture in singles(images.cpu().numpy(), self.spec.shape, self.spec.pixel_range)]
+    def _pictures(self, images: Tensor) -> list[str]:
+        """Encode images (n, D) as addresses of pictures."""
+        pictures = singles(images.cpu().numpy(), self.spec.shape, self.spec.pixel_range)
+        return [image_source(png(picture)) for picture in pictures]
 
 
 def _images(model: VAE, task: int | None, z: Tensor) -> Tensor:
