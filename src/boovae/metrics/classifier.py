@@ -37,6 +37,8 @@ class Classifier(nn.Module):
     True
     """
 
+    name = "classifier"
+    """The name of its features."""
     classes: tuple[int, ...]
     """The label of each column of `logits`, in increasing order."""
     accuracy: float

@@ -92,20 +92,6 @@ class PictureFeatures:
         return features
 
 
-class ClassifierFeatures:
-    """The penultimate layer of the dataset's own classifier."""
-
-    name = "classifier"
-
-    def __init__(self, classifier: Classifier) -> None:
-        self.classifier = classifier
-        self.digest = classifier.digest
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the features (..., 128) of images (..., D)."""
-        return self.classifier.features(images)
-
-
 def check_names(names: Sequence[str]) -> None:
     """Refuse unknown networks before any work is done."""
     for name in names:
@@ -142,7 +128,7 @@ def make_features(
     if kind == "classifier":
         if classifier is None:
             raise InputError("{features} classifier: a single class has no classifier; choose another network")
-        return ClassifierFeatures(classifier)
+        return classifier
     if kind == "torchscript":
         file = Path(path).expanduser()
         digest = _sha256(file)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from boovae.data.download import cache_folder
 from boovae.metrics.cache import read_cached, write_cached
-from boovae.metrics.features import ClassifierFeatures, Features
+from boovae.metrics.classifier import Classifier
+from boovae.metrics.features import Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, combined, frechet_distances, moments
 from boovae.metrics.partial_results import PartialResult
@@ -97,7 +98,7 @@ class Reference:
         return known[1]
 
     def _cached(self, task: Task) -> Real:
-        if isinstance(self.network, ClassifierFeatures):  # as fast as reading a file
+        if isinstance(self.network, Classifier):  # as fast as reading a file
             return self._computed(task)
         key = self._key(task)
         path = cache_folder() / "features" / f"{key}.safetensors"
