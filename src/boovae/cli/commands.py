@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from boovae.runs.run import Run
     from boovae.training.trainer import Trainer
 
-    Opened = tuple[Run, Trainer, int | None]
-
 
 def train(arguments: kinds.Train, settings: Settings) -> None:
     """Train, resume, evaluate, report."""
@@ -278,8 +276,7 @@ def _called(function: Callable[..., Any], arguments: Section, *given: Any, **nam
 
     A new flag is declared and used under the same name, and passed on here.
     """
-    offered = {item.name: getattr(arguments, item.name) for item in dataclasses.fields(arguments)}
-    offered["command"] = command_line()
+    offered = vars(arguments) | {"command": command_line()}
     takes = list(signature(function).parameters)[len(given) :]
     return function(*given, **{name: value for name, value in offered.items() if name in takes} | named)
 
