@@ -144,11 +144,8 @@ class Run:
         if event["event"] == "note":
             self.display.note(event["text"])
         if event["event"] == "divergence":
-            done = (
-                "given up; the others continue"
-                if event["retry"] == "frozen"
-                else "back to its best state, with half the learning rate"
-            )
+            lost = event["retry"] == "frozen"
+            done = "given up; the others continue" if lost else "back to its best state, with half the learning rate"
             self.display.note(f"replica {event['replica']} diverged in epoch {event['epoch']}: {done}")
 
     def timing(self, event: Event) -> None:
