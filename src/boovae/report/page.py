@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def write_report(
-    runs: Sequence[RunRecord],
-    out: Path,
-    *,
-    warnings: Sequence[Sequence[str]] = (),
-    published: Published | None = None,
+    runs: Sequence[RunRecord], out: Path, *, warnings: Sequence[Sequence[str]] = (), published: Published | None = None
 ) -> Path:
     """Write the page about these runs and return its path.
 
@@ -41,18 +37,15 @@ def write_report(
         raise InputError("no run given: name at least one run folder, as written by 'boovae train'")
     if out.is_dir():
         raise InputError(f"{out} is a folder: give the name of a file, for example {out / 'report.html'}")
-    context = _content(runs, warnings or [()] * len(runs), published or {})
-    script, plotly = own_file("page.js"), plotly_script()
-    text = (
-        environment()
-        .get_template("report/page.html")
-        .render(
-            style=own_file("style.css"),
-            script=script,
-            digests=(digest(script.encode("utf-8")), plotly.digest),
-            plotly=plotly.packed,
-            **context,
-        )
+    script = own_file("page.js")
+    plotly, plotly_digest = plotly_script()
+    page = environment().get_template("report/page.html")
+    text = page.render(
+        _content(runs, warnings or [()] * len(runs), published or {}),
+        style=own_file("style.css"),
+        script=script,
+        digests=(digest(script.encode("utf-8")), plotly_digest),
+        plotly=plotly,
     )
     # JSON allows names with a lone surrogate, which UTF-8 cannot encode.
     write_file(out, text.encode("utf-8", errors="replace"))
@@ -105,9 +98,8 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _about(run: RunRecord) -> str:
-    replicas = f"{len(run.seeds)} replicas" if len(run.seeds) != 1 else "1 replica"
-    tasks = f"{run.planned} tasks" if run.planned != 1 else "1 task"
-    return f"{run.method} on {run.dataset}, {tasks}, {replicas}"
+    counts = [f"{n} {what}{'s' if n != 1 else ''}" for n, what in ((run.planned, "task"), (len(run.seeds), "replica"))]
+    return f"{run.method} on {run.dataset}, {', '.join(counts)}"
 
 
 #: A command, or a flag with its value, in the text of a remedy.

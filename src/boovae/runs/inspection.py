@@ -230,13 +230,13 @@ def task_names(run: Run) -> dict[int, str]:
 
 def save_gallery(path: Path, found: Sequence[Component], trainer: Trainer, names: Mapping[int, str]) -> None:
     """Write components as PNG: for each task a row of pseudo-inputs above a row of their decoded images."""
-    from boovae.report.pictures import save_gallery as save
+    from boovae.report.pictures import gallery, png
 
     labelled = []
     for task, components in itertools.groupby(found, key=lambda component: component.task):
         pairs = torch.stack([torch.stack([each.pseudo_input, each.decoded]) for each in components], dim=1)
         labelled.append((names.get(task, f"task {task}"), pairs.cpu().numpy()))
-    save(path, labelled, trainer.spec.shape, pixel_range=trainer.spec.pixel_range)
+    write_file(path, png(gallery(labelled, trainer.spec.shape, trainer.spec.pixel_range)))
 
 
 def _pictures(component: Component, trainer: Trainer) -> dict[str, str]:
