@@ -1,4 +1,4 @@
-"""Templates of pages, shared by the report and the page of a bench."""
+"""Templates of pages, shared by the report, the page of a bench and the server."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boovae.errors import InputError
+from boovae.report.frame import environment
 from boovae.serve.play import Exchanged, Player, Point
 
 #: Host names that requests may use; others are refused, which stops DNS rebinding by pages of other sites.
@@ -147,7 +148,10 @@ def _error(status: int, message: str) -> JSONResponse:
 
 
 def _file(name: str, kind: str) -> Any:
-    content = files("boovae.serve").joinpath(name).read_bytes()
+    if name == "index.html":
+        content = environment().get_template(f"serve/{name}").render().encode()
+    else:
+        content = files("boovae.serve").joinpath(name).read_bytes()
 
     def page() -> Response:
         return Response(content, media_type=kind)
