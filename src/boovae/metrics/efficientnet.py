@@ -6,6 +6,7 @@ The network is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. Th
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,13 +92,11 @@ class EfficientNetLite0(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv_stem, self.bn0 = _conv(3, 32, 3, 2), _norm(32)
-        blocks: list[nn.Module] = []
-        channels = 32
+        self.blocks, channels = nn.Sequential(), 32
         for stage in STAGES:
             for place in range(stage.blocks):
-                blocks.append(InvertedResidual(channels, stage, stage.stride if place == 0 else 1))
+                self.blocks.append(InvertedResidual(channels, stage, stage.stride if place == 0 else 1))
                 channels = stage.channels
-        self.blocks = nn.Sequential(*blocks)
         self.conv_head, self.bn1 = _conv(channels, FEATURES), _norm(FEATURES)
         self.fc = nn.Linear(FEATURES, 1000)  # in the weights file, but unused
 
@@ -135,8 +134,6 @@ def folded(network: EfficientNetLite0) -> EfficientNetLite0:
 
 def weights_file() -> Path:
     """Return the weights file of the installed package."""
-    from importlib.util import find_spec
-
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(

@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ from torch import Tensor, nn
 from boovae.data.download import ResumingDownloader, cache_folder, search_folders
 from boovae.errors import InputError, unknown_name
 from boovae.metrics.classifier import Classifier
+from boovae.metrics.efficientnet import EfficientNetLite0, folded, own_name, weights_file
+from boovae.metrics.inception import Inception
+
+Network = TypeVar("Network", bound=nn.Module)
 
 NAMES = ("classifier", "efficientnet-lite0", "inception", "inception:FILE", "torchscript:FILE")
 #: Batch size of a network: small on a CPU, where every layer allocates memory for its outputs.
@@ -106,8 +110,6 @@ def check_names(names: Sequence[str]) -> None:
 
 def check_present(name: str) -> None:
     """Refuse an unknown network, or one whose package is not installed, before any work is done."""
-    from boovae.metrics.efficientnet import weights_file
-
     check_names([name])
     if name == "efficientnet-lite0":
         weights_file()
@@ -133,28 +135,27 @@ def make_features(
         file = Path(path).expanduser()
         digest = _sha256(file)
         return PictureFeatures(f"{file.name}:{digest[:8]}", _script(file, device), digest, shape, pixel_range, device)
-    network, file = _efficientnet() if kind == "efficientnet-lite0" else _inception(path, data_dir)
+    if kind == "inception":
+        file = Path(path).expanduser() if path else _inception_file(data_dir)
+        network: nn.Module = _with_weights(Inception(), file)
+    else:
+        file = weights_file()
+        network = folded(_with_weights(EfficientNetLite0(), file))
     return PictureFeatures(kind, network, _sha256(file), shape, pixel_range, device)
 
 
-def _efficientnet() -> tuple[nn.Module, Path]:
-    from boovae.metrics.efficientnet import EfficientNetLite0, folded, own_name, weights_file
+def _with_weights(network: Network, file: Path) -> Network:
+    """Load the weights of a file, without executing anything in it, and return the network.
 
-    network, file = EfficientNetLite0(), weights_file()
-    _load_weights(network, {own_name(key): value for key, value in _read_weights(file).items()}, file)
-    return folded(network), file
-
-
-def _inception(path: str, data_dir: str | Path | None) -> tuple[nn.Module, Path]:
-    from boovae.metrics.inception import Inception
-
-    file = Path(path).expanduser() if path else _inception_file(data_dir)
-    return _load_weights(Inception(), _read_weights(file), file), file
-
-
-def _load_weights(network: nn.Module, weights: dict[str, Tensor], file: Path) -> nn.Module:
-    """Load weights into a network and return it; the error names a weight that does not fit."""
-    own = network.state_dict()
+    Names in the file may begin with underscores. The error names a weight that does not fit.
+    """
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files fail in too many ways to list
+        raise InputError(f"{file}: cannot be read as weights ({type(error).__name__}); download it again") from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise InputError(f"{file}: does not contain named weights; download it again")
+    own, weights = network.state_dict(), {own_name(name): value for name, value in found.items()}
     for name in sorted(own.keys() ^ weights.keys()):
         raise InputError(f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; these are not its weights")
     for name, value in weights.items():
@@ -164,17 +165,6 @@ def _load_weights(network: nn.Module, weights: dict[str, Tensor], file: Path) ->
             )
     network.load_state_dict(weights)
     return network
-
-
-def _read_weights(file: Path) -> dict[str, Tensor]:
-    """Read a weights file without executing anything in it."""
-    try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files fail in too many ways to list
-        raise InputError(f"{file}: cannot be read as weights ({type(error).__name__}); download it again") from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise InputError(f"{file}: does not contain named weights; download it again")
-    return dict(found)
 
 
 def _script(file: Path, device: torch.device) -> nn.Module:

@@ -29,18 +29,15 @@ if TYPE_CHECKING:
 class Real(NamedTuple):
     """Statistics of a task's images on the features of a network."""
 
-    test: Tensor
-    """Features of the test images, `(n, F)`."""
-    train: Moments
-    """Moments of the features of the training images."""
+    test: Tensor  # features of the test images, (n, F)
+    train: Moments  # of the features of the training images
 
 
 class Scores(NamedTuple):
     """Samples of every replica against real images, each `(R,)`, float64."""
 
     frechet: Tensor
-    frechet_train: Tensor
-    """Against the training images."""
+    frechet_train: Tensor  # against the training images
     kid: Tensor
     precision: Tensor
     recall: Tensor
