@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from boovae.runs.run import Run
     from boovae.training.trainer import Trainer
 
+Rows = Sequence[Mapping[str, Any]]
+
 
 def train(arguments: kinds.Train, settings: Settings) -> None:
     """Train, resume, evaluate, report."""
@@ -59,11 +61,10 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
     read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
     if settings.training.replicas != Settings().training.replicas:
         print("tune ignores --replicas: --seeds-each is the number of seeds of every value", file=sys.stderr)
+    seeds, device = arguments.seeds_each, choose_device(arguments.device)
     with _display(quiet=arguments.json) as display:
-        stream, device = load_data(settings, arguments.data_dir), choose_device(arguments.device)
-        trials = _called(
-            search, arguments, settings, stream, seeds=arguments.seeds_each, device=device, display=display
-        )
+        stream = load_data(settings, arguments.data_dir)
+        trials = _called(search, arguments, settings, stream, seeds=seeds, device=device, display=display)
     winner = best(trials)
     if arguments.json:
         print(json.dumps([dataclasses.asdict(trial) for trial in trials]))
@@ -233,14 +234,8 @@ def toy(arguments: kinds.Toy) -> None:
     rows = _called(run, arguments, options=arguments)
     last = {row["target"]: row["components"] for row in rows}
     shown = [row for row in rows if row["components"] in (1, last[row["target"]])]
-    columns = {
-        "target": "target",
-        "objective": "objective",
-        "components": "components",
-        "kl_target_mixture": "KL to the mixture",
-        "kl_mixture_target": "KL from the mixture",
-    }
-    _show_experiment(arguments, rows, shown, columns, keys=3, digits=3, figure="toy.png")
+    numbers = {"kl_target_mixture": "KL to the mixture", "kl_mixture_target": "KL from the mixture"}
+    _show_experiment(arguments, rows, shown, ("target", "objective", "components"), numbers, "toy.png")
 
 
 def latent_map(arguments: kinds.LatentMap, settings: Settings) -> None:
@@ -248,8 +243,7 @@ def latent_map(arguments: kinds.LatentMap, settings: Settings) -> None:
     from boovae.experiments.latent_map import run
 
     rows = _called(run, arguments, settings)
-    columns = {"method": "method", "tasks_seen": "tasks seen", "kl": "KL to the prior"}
-    _show_experiment(arguments, rows, rows, columns, keys=2, digits=3, figure="latent_map.png")
+    _show_experiment(arguments, rows, rows, ("method", "tasks_seen"), {"kl": "KL to the prior"}, "latent_map.png")
 
 
 def replay(arguments: kinds.Replay, settings: Settings) -> None:
@@ -259,13 +253,8 @@ def replay(arguments: kinds.Replay, settings: Settings) -> None:
     rows = _called(run, arguments, settings, options=arguments)
     seen = max(row["tasks_seen"] for row in rows)
     last = [row for row in rows if row["tasks_seen"] == seen]
-    columns = {
-        "curve": "curve",
-        "tasks_seen": "tasks seen",
-        "task_incremental": "task-incremental",
-        "class_incremental": "class-incremental",
-    }
-    _show_experiment(arguments, rows, last, columns, keys=2, digits=4, figure="replay.png")
+    numbers = {"task_incremental": "task-incremental", "class_incremental": "class-incremental"}
+    _show_experiment(arguments, rows, last, ("curve", "tasks_seen"), numbers, "replay.png", digits=4)
 
 
 # --- shared by several commands -------------------------------------------------------------------------------------
@@ -319,21 +308,14 @@ def _task_number(run: Run, trainer: Trainer, task: str) -> int:
 
 
 def _show_experiment(
-    arguments: kinds.Toy | kinds.LatentMap | kinds.Replay,
-    rows: Sequence[dict[str, Any]],
-    shown: Sequence[dict[str, Any]],
-    columns: Mapping[str, str],
-    *,
-    keys: int,
-    digits: int,
-    figure: str,
+    arguments: Any, rows: Rows, shown: Rows, keys: Sequence[str], numbers: dict[str, str], figure: str, digits: int = 3
 ) -> None:
-    """Print all rows as JSON, or some as a table: `columns` are titles by name, the first `keys` of them name a row."""
+    """Print all rows as JSON, or some as a table: `keys` name a row, `numbers` are titles by name."""
     if arguments.json:
         print(json.dumps(rows))
         return
-    names = list(columns)
-    print_rows(list(columns.values()), grouped(shown, names[:keys], names[keys:], digits=digits))
+    titles = [*(key.replace("_", " ") for key in keys), *numbers.values()]
+    print_rows(titles, grouped(shown, keys, list(numbers), digits=digits))
     print(f"figure: {arguments.out / figure}", file=sys.stderr)
 
 
