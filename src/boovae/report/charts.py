@@ -116,19 +116,21 @@ def _line(line: Line) -> dict[str, Any]:
         dash = "dash"
     value = "%{y:.4~g} ± %{customdata:.2~g}" if series.band.any() else "%{y:.4~g}"
     where = "%{text}<br>" if line.texts else ""
-    return {
-        "type": "scatter",
+    paint = {"color": colour(series.colour)}
+    return points(line.name, series.x, series.y) | {
         "mode": "lines+markers" if series.marks else "lines",
-        "name": escape(line.name),
-        "x": to_plotly(series.x),
-        "y": to_plotly(series.y),
         "customdata": to_plotly(series.band),
         "text": [escape(text) for text in line.texts] or None,
-        "line": {"color": colour(series.colour), "dash": dash, "width": 2},
-        "marker": {"color": colour(series.colour), "symbol": symbol, "size": 6},
+        "line": {**paint, "dash": dash, "width": 2},
+        "marker": {**paint, "symbol": symbol, "size": 6},
         "hovertemplate": f"{where}%{{fullData.name}}: {value}<extra></extra>",
         "meta": line.run,
     }
+
+
+def points(name: str, x: Floats, y: Floats) -> dict[str, Any]:
+    """Return a trace of points in plotly's format."""
+    return {"type": "scatter", "mode": "markers", "name": escape(name), "x": to_plotly(x), "y": to_plotly(y)}
 
 
 def _band(line: Line) -> list[dict[str, Any]]:

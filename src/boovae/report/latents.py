@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from boovae.metrics.schema import Floats
-from boovae.report.charts import Chart, colour, to_plotly
+from boovae.report.charts import Chart, colour, points
 from boovae.report.matrices import Table
 from boovae.report.numbers import deviation, mean, number
-from boovae.report.run_record import LatentMap, Place, RunRecord
+from boovae.report.run_record import Codes, LatentMap, Place, RunRecord
 from boovae.report.series import COLOURS
 
 #: Markers of tasks on a map, the next one after every round of colours: plotly's name and the legend's character.
@@ -60,7 +59,7 @@ def latent_map(run: RunRecord) -> Chart | None:
         "hovermode": "closest",
         "shapes": [_outline(places[0])] if len(places) == 1 else [],
     }
-    data = [_points(codes.points, run.task_name(codes.task), codes.task) for codes in found.codes]
+    data = [_codes(codes, run.task_name(codes.task)) for codes in found.codes]
     if places:
         data.append(_components(places, run))
     describe = f"test images of {len(found.codes)} tasks and {len(places)} components of the prior"
@@ -86,38 +85,27 @@ def _table(title: str, latents: LatentMap, run: RunRecord) -> Table:
     return Table(title, columns, rows)
 
 
-def _points(points: Floats, name: str, task: int) -> dict[str, Any]:
-    symbol = list(SYMBOLS)[_round_of(task)]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": escape(name),
-        "x": to_plotly(points[:, 0]),
-        "y": to_plotly(points[:, 1]),
-        "marker": {"color": colour(task), "symbol": symbol, "size": 5, "opacity": 0.6},
-        "hovertemplate": "task “%{fullData.name}”<extra></extra>",
-    }
+def _codes(found: Codes, name: str) -> dict[str, Any]:
+    symbol = list(SYMBOLS)[_round_of(found.task)]
+    marker = {"color": colour(found.task), "symbol": symbol, "size": 5, "opacity": 0.6}
+    template = "task “%{fullData.name}”<extra></extra>"
+    return points(name, *found.points.T) | {"marker": marker, "hovertemplate": template}
 
 
 def _components(places: Sequence[Place], run: RunRecord) -> dict[str, Any]:
     """Return a single trace of all components, each in the colour of its task."""
     masses = np.array([place.mass for place in places])
-    at = np.array([place.at for place in places])
     owners = ["the prior" if place.task is None else f"task “{run.task_name(place.task)}”" for place in places]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "components",
-        "x": to_plotly(at[:, 0]),
-        "y": to_plotly(at[:, 1]),
+    marker = {
+        "symbol": "diamond",
+        "size": (6 + 8 * np.sqrt(masses / masses.max())).round(1).tolist(),
+        "color": ["var(--card)" if place.task is None else colour(place.task) for place in places],
+        "line": {"color": "var(--ink)", "width": 1.2},
+    }
+    return points("components", *np.array([place.at for place in places]).T) | {
         "text": [escape(owner) for owner in owners],
         "customdata": (100 * masses).round(2).tolist(),
-        "marker": {
-            "symbol": "diamond",
-            "size": (6 + 8 * np.sqrt(masses / masses.max())).round(1).tolist(),
-            "color": ["var(--card)" if place.task is None else colour(place.task) for place in places],
-            "line": {"color": "var(--ink)", "width": 1.2},
-        },
+        "marker": marker,
         "hovertemplate": "component of %{text}: %{customdata} % of the prior<extra></extra>",
     }
 

@@ -6,7 +6,8 @@ import io
 import re
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,30 +18,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 WIDE = 3  # ratio of the largest to the smallest number above which a `wide` axis is logarithmic
-# Placeholder colours for matplotlib, replaced by the page's colours in the SVG.
+# Placeholder colours of svg.mplstyle, replaced by the page's colours in the SVG.
 INK, RULE = "#010203", "#010204"
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # keeps text as text: it scales, can be read aloud and uses the page's font
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": RULE,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.7,
-}
 
 
 def chart(
@@ -58,14 +37,15 @@ def chart(
     cover the series `beside`, which are not drawn, so that neighbouring charts can have the same axes.
     """
     from markupsafe import Markup
-    from matplotlib import rc_context
+    from matplotlib import rc_context, style
 
     drawn, others = ([line for line in lines if line.drawn] for lines in (series, beside))
     if not drawn:
         return Markup("")
     ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in (line.ends for line in drawn))
     # Ids are hashes: salted with the chart's text they are reproducible and unique on a page.
-    with rc_context(STYLE | {"svg.hashsalt": label + salt}):
+    look = str(resources.files("boovae.report").joinpath("svg.mplstyle"))
+    with rc_context({"svg.hashsalt": label + salt}), style.context(look):
         svg = _svg(drawn, label, x_label, wide, others)
     return Markup(_inline(svg, f"{label} over {x_label}: {ends}"))  # every text in it is escaped
 
