@@ -79,11 +79,11 @@ def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
 
     @app.post("/api/sample")
     def sample(ask: SampleRequest) -> Response:
-        return _json({"images": [shown._asdict() for shown in player.sample(ask.n, ask.seed, ask.task, ask.component)]})
+        return _json({"images": player.sample(ask.n, ask.seed, ask.task, ask.component)})
 
     @app.post("/api/path")
     def path(ask: PathRequest) -> Response:
-        return _json({"images": [shown._asdict() for shown in player.path(ask.start, ask.end, ask.frames)]})
+        return _json({"images": player.path(ask.start, ask.end, ask.frames)})
 
     @app.post("/api/look")
     def look(content: Annotated[bytes, Body(media_type="image/*")], invert: bool = False) -> Response:

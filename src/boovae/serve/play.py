@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -58,23 +58,6 @@ class Point(Exchanged):
     task: int | None = None
 
 
-class Shown(NamedTuple):
-    """An image from the model as the address of a picture, with its latent and task."""
-
-    image: str
-    z: list[float]
-    task: int | None
-
-
-class Offered(NamedTuple):
-    """A task that the page offers."""
-
-    name: str
-    mass: float
-    typical: float | None
-    """Mean log-likelihood of its test images at the last evaluation."""
-
-
 class Player:
     """One replica of a trained model to play with. It never changes, and many threads may use it at once."""
 
@@ -96,7 +79,7 @@ class Player:
             self._log_masses = self._views[0].buffers["prior.log_masses"][0, : self.count].log_softmax(0)
         names, typical = task_names(run), _typical(run, self.count, replica, own=self.apart)
         self.tasks = [
-            Offered(names.get(task, str(task)), mass, typical[task])
+            {"name": names.get(task, str(task)), "mass": mass, "typical": typical[task]}
             for task, mass in enumerate(self._log_masses.exp().tolist())
         ]
         self.components = components(trainer, replica) if has_components(trainer) else []
@@ -117,7 +100,7 @@ class Player:
             "networks": self.networks,
             "components": bool(self.components),
             "pictures": len(self.spec.shape) > 1,
-            "tasks": [task._asdict() for task in self.tasks],
+            "tasks": self.tasks,
         }
 
     def gallery(self, task: int) -> list[dict[str, Any]]:
@@ -129,7 +112,7 @@ class Player:
             for one, picture in zip(found, pictures, strict=True)
         ]
 
-    def sample(self, n: int, seed: int, task: int | None = None, component: int | None = None) -> list[Shown]:
+    def sample(self, n: int, seed: int, task: int | None = None, component: int | None = None) -> list[dict[str, Any]]:
         """Return `n` images from the prior, from a task's part of it, or from one component; a seed repeats them."""
         if task is not None:
             self._task(task)
@@ -144,7 +127,7 @@ class Player:
             z = self._by_task(owners, functools.partial(_draw, component=component), uniform, normal)
             return self._shown(z, owners)
 
-    def path(self, start: Point, end: Point, frames: int) -> list[Shown]:
+    def path(self, start: Point, end: Point, frames: int) -> list[dict[str, Any]]:
         """Return images at even steps on the straight line between two points.
 
         If each task has its own networks, those of the first point are used; a second point of another task is
@@ -173,7 +156,7 @@ class Player:
             judged = zip(joint.softmax(0).tolist(), scores.tolist(), strict=True) if self.apart else ()
             return {
                 "seen": seen,
-                "reconstruction": Shown(reconstruction, z[0].tolist(), task)._asdict(),
+                "reconstruction": {"image": reconstruction, "z": z[0].tolist(), "task": task},
                 "log_likelihood": float(joint.logsumexp(0)),
                 "effective_samples": effective,
                 "tasks": [{"share": share, "log_likelihood": score} for share, score in judged],
@@ -199,12 +182,13 @@ class Player:
         order = torch.tensor([i for mine in places.values() for i in mine], device=self.device)
         return torch.cat(parts)[order.argsort()]
 
-    def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[Shown]:
+    def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[dict[str, Any]]:
         """Return the mean images at latents z (n, L); a prior that distinguishes tasks decides the task of each."""
         images = self._by_task(owners, _images, z)
         if self.apart and not self.networks:
             owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
-        return list(map(Shown, self._pictures(images), z.tolist(), owners))
+        found = zip(self._pictures(images), z.tolist(), owners, strict=True)
+        return [{"image": image, "z": place, "task": task} for image, place, task in found]
 
     def _scores(self, x: Tensor) -> tuple[Tensor, float]:
         """Return log p(x | task) of each task, or log p(x) alone, for an image (D,); and the effective samples."""
