@@ -48,7 +48,7 @@ def trained_classifier(
     seed: int = 0,
     device: torch.device | str,
     cache_dir: Path | str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Classifier:
     """Return the classifier of `stream`'s dataset, from the cache or trained and cached now.
 
@@ -95,7 +95,7 @@ def _load(path: Path, key: str) -> Classifier | None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path, progress: Callable[[str], None] | None) -> Iterator[bool]:
+def _alone(path: Path, progress: Callable[[str], None]) -> Iterator[bool]:
     """Let one process at a time train this classifier; yield whether another one had to finish first."""
     waited = False
     with contextlib.ExitStack() as stack:
@@ -107,8 +107,7 @@ def _alone(path: Path, progress: Callable[[str], None] | None) -> Iterator[bool]
                     stack.enter_context(lock.acquire(timeout=_REPORT_SECONDS if waited else 0))
                 except filelock.Timeout:
                     waited = True
-                    if progress is not None:
-                        progress("classifier: waiting for another process that is training it")
+                    progress("classifier: waiting for another process that is training it")
             # Processes that come later find the classifier in the cache and need no lock.
             stack.callback(path.unlink, missing_ok=True)
         except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
@@ -124,7 +123,7 @@ def _remove(unfinished: Path) -> None:
 
 
 def _train(
-    stream: Stream, seed: int, device: torch.device, unfinished: Path, key: str, progress: Callable[[str], None] | None
+    stream: Stream, seed: int, device: torch.device, unfinished: Path, key: str, progress: Callable[[str], None]
 ) -> Classifier:
     """Train on all tasks together, and keep the weights of the epoch with the best validation accuracy.
 
@@ -149,8 +148,7 @@ def _train(
                 training.step(some, columns[index])
             score = _score(classifier, valid)
             training.end_epoch(score)
-            if progress is not None:
-                progress(f"classifier: epoch {epoch} of {epochs}, validation accuracy {score[0]:.4f}")
+            progress(f"classifier: epoch {epoch} of {epochs}, validation accuracy {score[0]:.4f}")
     classifier.load_state_dict(training.best)
     classifier.eval().requires_grad_(False)
     classifier.accuracy = _score(classifier, test)[0]
