@@ -288,10 +288,9 @@ def _opened(
 
     run, trainer = load_trainer(arguments.run, device)
     with run:
-        if not arguments.replica < len(trainer.replicas):
-            raise InputError(
-                f"{{replica}} is {arguments.replica}; this run has replicas 0 to {len(trainer.replicas) - 1}"
-            )
+        last = len(trainer.replicas) - 1
+        if arguments.replica > last:
+            raise InputError(f"{{replica}} is {arguments.replica}; this run has replicas 0 to {last}")
         yield run, trainer, None if task is None else _task_number(run, trainer, task)
 
 

@@ -88,10 +88,9 @@ class PictureFeatures:
         flat = images.reshape(-1, math.prod(self.shape))
         parts = flat.split(BATCH[self.device.type])
         found = [self.network(self.pictures(part)) for part in parts]
-        if found[0].ndim != 2 or len(found[0]) != len(parts[0]):
-            raise InputError(
-                f"{{features}} {self.name} returns shape {tuple(found[0].shape)} for {len(parts[0])} pictures"
-            )
+        shape = tuple(found[0].shape)
+        if len(shape) != 2 or shape[0] != len(parts[0]):
+            raise InputError(f"{{features}} {self.name} returns shape {shape} for {len(parts[0])} pictures")
         features: Tensor = torch.cat(found).float().unflatten(0, images.shape[:-1])
         return features
 
@@ -159,10 +158,9 @@ def _with_weights(network: Network, file: Path) -> Network:
     for name in sorted(own.keys() ^ weights.keys()):
         raise InputError(f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; these are not its weights")
     for name, value in weights.items():
-        if value.shape != own[name].shape:
-            raise InputError(
-                f"{file}: '{name}' is {tuple(value.shape)}, not {tuple(own[name].shape)}; these are other weights"
-            )
+        found_shape, shape = tuple(value.shape), tuple(own[name].shape)
+        if found_shape != shape:
+            raise InputError(f"{file}: '{name}' is {found_shape}, not {shape}; these are other weights")
     network.load_state_dict(weights)
     return network
 

@@ -27,11 +27,7 @@ GRID_17 = {
     "branch7x7dbl": "WIDTH WIDTH:7x1 WIDTH:1x7 WIDTH:7x1 192:1x7",
 }
 TO_8 = {"branch3x3": "192 320:3x3/2", "branch7x7x3": "192 192:1x7 192:7x1 192:3x3/2"}
-GRID_8 = {
-    "branch1x1": "320",
-    "branch3x3": "384 384:1x3|384:3x1",
-    "branch3x3dbl": "448 384:3x3 384:1x3|384:3x1",
-}
+GRID_8 = {"branch1x1": "320", "branch3x3": "384 384:1x3|384:3x1", "branch3x3dbl": "448 384:3x3 384:1x3|384:3x1"}
 
 
 class Unit(nn.Module):

@@ -86,11 +86,8 @@ def line_plot(
     if not ends:
         x_axis["unifiedhovertitle"] = {"text": f"{x_title}: %{{x}}"}
     span = settled_range([line.series for line in full]) if clip else None
-    layout = {
-        "xaxis": x_axis,
-        "yaxis": {"range": list(span)} if span else {},
-        "hovermode": "closest" if ends else "x unified",
-    }
+    y_axis = {"range": list(span)} if span else {}
+    layout = {"xaxis": x_axis, "yaxis": y_axis, "hovermode": "closest" if ends else "x unified"}
     data = [trace for line in full for trace in (*_band(line), _line(line))]
     ends_of = [(line.name, *map(number, line.series.ends)) for line in full]
     texts = ", ".join(f"{name} from {first} to {last}" for name, first, last in ends_of)

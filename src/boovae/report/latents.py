@@ -32,10 +32,8 @@ def task_legend(run: RunRecord) -> list[TaskLabel]:
     """Return the tasks of a run with their colours in charts."""
     shown = {*run.gains, *(codes.task for codes in (run.latents.codes if run.latents else ()))}
     marks = list(SYMBOLS.values())
-    return [
-        TaskLabel(run.task_name(task), task % COLOURS, task >= COLOURS, marks[_round_of(task)])
-        for task in sorted(shown)
-    ]
+    names = {task: run.task_name(task) for task in sorted(shown)}
+    return [TaskLabel(name, task % COLOURS, task >= COLOURS, marks[_round_of(task)]) for task, name in names.items()]
 
 
 def _round_of(task: int) -> int:
@@ -64,9 +62,8 @@ def latent_map(run: RunRecord) -> Chart | None:
         data.append(_components(places, run))
     describe = f"test images of {len(found.codes)} tasks and {len(places)} components of the prior"
     title = "Codes and components"
-    return Chart(
-        title, f"{title}: {describe}", {"data": data, "layout": layout}, _table(title, found, run), square=True
-    )
+    figure = {"data": data, "layout": layout}
+    return Chart(title, f"{title}: {describe}", figure, _table(title, found, run), square=True)
 
 
 def _direction(name: str, share: float) -> dict[str, Any]:

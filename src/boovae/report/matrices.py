@@ -67,10 +67,9 @@ def matrices(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Matrix]:
     share = "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
 
     def matrix(title: str, explanation: str, grids: list[_Grid], tone: Tone, write: Write = number) -> Matrix:
-        made = zip(runs, labels, grids, strict=True)
-        return Matrix(
-            title, explanation, [_table(run, label, grid, _span(grids), tone, write) for run, label, grid in made]
-        )
+        span = _span(grids)
+        of_runs = zip(runs, labels, grids, strict=True)
+        return Matrix(title, explanation, [_table(*of_run, span, tone, write) for of_run in of_runs])
 
     found = [
         matrix("NLL per task", nll, [_by_task(run, "nll", "per_task") for run in runs], _sequential),

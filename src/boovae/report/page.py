@@ -132,9 +132,8 @@ def _state(run: RunRecord) -> str:
     if run.finished:
         return ""
     if run.head.estimator is not None:
-        return (
-            "A saved estimator keeps no images, so it is not measured: in Python, BooVAE.load(...).score(images) does."
-        )
+        how = "in Python, BooVAE.load(...).score(images) does"
+        return f"A saved estimator keeps no images, so it is not measured: {how}."
     if not run.evaluations:
         return f"This run is unfinished: none of its {run.planned} tasks has been evaluated yet."
     seen = run.evaluations[-1].task + 1
@@ -147,10 +146,8 @@ def _remarks(runs: Sequence[RunRecord]) -> list[str]:
     if len({run.dataset for run in runs}) > 1:
         remarks.append("The runs use different datasets: their NLLs cannot be compared.")
     if len({run.evaluations[-1].task if run.evaluations else -1 for run in runs}) > 1:
-        remarks.append(
-            "The runs have seen different numbers of tasks: compare the curves at the same place, "
-            "not the final numbers."
-        )
+        how = "compare the curves at the same place, not the final numbers"
+        remarks.append(f"The runs have seen different numbers of tasks: {how}.")
     return remarks
 
 

@@ -32,6 +32,7 @@ from boovae.model.distributions import DiagonalMixture, StandardNormal
 from boovae.model.likelihood_base import Likelihood
 from boovae.model.priors.boosted import EMPTY
 from boovae.replicas.stacked import replica_of
+from boovae.report.outputs import prepared
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
@@ -130,10 +131,7 @@ def export(
 ) -> list[Path]:
     """Write a model to `folder` and return the files; `model.json` beside them describes inputs and outputs."""
     nets = networks(trainer, replica, task, head)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder} ({{out}}): {error.strerror}; choose another folder") from error
+    prepared(folder)
     files = _weights(nets, folder) if form == "safetensors" else _programs(nets, folder, trainer, form)
     card = folder / "model.json"
     write_file(card, json.dumps(_card(trainer, form, replica, task, files), indent=1).encode())

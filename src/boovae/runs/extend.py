@@ -164,10 +164,9 @@ def _new_task(past: Past, settings: Settings, source: str | None, data_dir: Path
             raise InputError(f"{{data}} {source}: {error.text}") from error
     if isinstance(past.own, str):
         raise InputError(f"the run's own dataset is not available ({past.own}): name the new images with {{data}}")
-    if past.own_tasks >= len(past.own):
-        raise InputError(
-            f"all {len(past.own)} tasks of {settings.data.dataset} are learned: name the new images with {{data}}"
-        )
+    count, dataset = len(past.own), settings.data.dataset
+    if past.own_tasks >= count:
+        raise InputError(f"all {count} tasks of {dataset} are learned: name the new images with {{data}}")
     return past.own[past.own_tasks : past.own_tasks + 1]
 
 

@@ -205,10 +205,9 @@ class Player:
     # --- checking and converting --------------------------------------------------------------------------------
 
     def _task(self, task: int) -> int:
+        method = self.settings.method
         if not self.apart:
-            raise InputError(
-                f"task {task}: method '{self.settings.method}' has one prior for all tasks; leave the task out"
-            )
+            raise InputError(f"task {task}: method '{method}' has one prior for all tasks; leave the task out")
         if not 0 <= task < self.count:
             raise InputError(f"task {task}: there are tasks 0 to {self.count - 1}")
         return task
@@ -223,10 +222,9 @@ class Player:
             self._task(point.task)
         elif self.networks:
             raise InputError("task: each task has its own networks; name the task of z")
-        if len(point.z) != self.settings.model.latent_dim:
-            raise InputError(
-                f"z: {len(point.z)} numbers, the latent space has {self.settings.model.latent_dim} dimensions"
-            )
+        size = self.settings.model.latent_dim
+        if len(point.z) != size:
+            raise InputError(f"z: {len(point.z)} numbers, the latent space has {size} dimensions")
         return torch.tensor(point.z, dtype=torch.float32, device=self.device)
 
     def _pixels(self, content: bytes, invert: bool) -> Tensor:
