@@ -18,6 +18,7 @@ from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
 
 if TYPE_CHECKING:
+    from boovae.metrics.evaluation import Evaluation
     from boovae.report.run_record import RunRecord
     from boovae.runs.progress import Display
     from boovae.runs.run import Run
@@ -79,15 +80,11 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
 
 def measure(arguments: kinds.Eval) -> None:
     """Evaluate a model again."""
-    from boovae.metrics.evaluation import evaluation_event
     from boovae.runs.evaluate import evaluate_run
 
     with _display(quiet=arguments.quiet) as display:
         evaluation = _called(evaluate_run, arguments, arguments.run, metrics=arguments.metric, display=display)
-    if arguments.json:
-        print(json.dumps(evaluation_event(evaluation)))
-    else:
-        print_table([evaluation])
+    _print_numbers([evaluation], as_json=arguments.json)
 
 
 def sample(arguments: kinds.Sample) -> None:
@@ -318,18 +315,24 @@ def _show_experiment(
     print(f"figure: {arguments.out / figure}", file=sys.stderr)
 
 
+def _print_numbers(evaluations: Sequence[Evaluation], *, as_json: bool) -> None:
+    """Print the last evaluation as JSON, or all of them as a table."""
+    from boovae.metrics.evaluation import evaluation_event
+
+    if as_json:
+        print(json.dumps(evaluation_event(evaluations[-1])), flush=True)
+    else:
+        print_table(evaluations)
+
+
 def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
     """Print the results and warnings of a run, and write its report."""
-    from boovae.metrics.evaluation import evaluation_event
     from boovae.runs.reading import read_record
     from boovae.runs.warnings import find_warnings
 
     record = read_record(folder)
     try:
-        if arguments.json:
-            print(json.dumps(evaluation_event(record.evaluations[-1])), flush=True)
-        else:
-            print_table(record.evaluations)
+        _print_numbers(record.evaluations, as_json=arguments.json)
         if not arguments.quiet:
             for warning in find_warnings(record):  # to read with the numbers
                 print(f"warning: {warning.text}", file=sys.stderr)

@@ -64,7 +64,8 @@ def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
     """Return the application; it answers only requests to these host names ("*": to any)."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    _add_errors(app)
+    for kind_of_error in (InputError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind_of_error, _answered)
     for address, (name, kind) in PAGE.items():
         app.add_api_route(address, _file(name, kind), methods=["GET", "HEAD"])
 
@@ -125,22 +126,15 @@ def guarded(app: ASGIApp) -> ASGIApp:
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-def _add_errors(app: FastAPI) -> None:
+def _answered(request: Request, error: Exception) -> JSONResponse:
     """Answer every kind of error with {"error": what is wrong}."""
-
-    @app.exception_handler(InputError)
-    def refused(request: Request, error: InputError) -> JSONResponse:
-        return _error(422, str(error))
-
-    @app.exception_handler(HTTPException)
-    def failed(request: Request, error: HTTPException) -> JSONResponse:
+    if isinstance(error, HTTPException):
         return _error(error.status_code, str(error.detail))
-
-    @app.exception_handler(RequestValidationError)
-    def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+    if isinstance(error, RequestValidationError):
         # The input is not repeated: it may be long, or not even text.
         found = [f"{'.'.join(map(str, one['loc']))[:60]}: {one['msg'][:200]}" for one in error.errors()[:3]]
         return _error(422, "; ".join(found))
+    return _error(422, str(error))
 
 
 def _error(status: int, message: str) -> JSONResponse:
