@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from inspect import signature
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from boovae.cli import arguments as kinds
 from boovae.cli.arguments import command_line
-from boovae.cli.terminal import grouped, print_components, print_rows, print_table, spread
+from boovae.cli.terminal import Rows, grouped, print_components, print_rows, print_table, spread
 from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from boovae.runs.progress import Display
     from boovae.runs.run import Run
     from boovae.training.trainer import Trainer
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 def train(arguments: kinds.Train, settings: Settings) -> None:

@@ -33,11 +33,9 @@ GRID_8 = {"branch1x1": "320", "branch3x3": "384 384:1x3|384:3x1", "branch3x3dbl"
 class Unit(nn.Module):
     """Convolution without bias, batch normalisation, ReLU."""
 
-    def __init__(
-        self, inputs: int, outputs: int, kernel: tuple[int, int], stride: int = 1, padded: bool = True
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: tuple[int, int], stride: int = 1, pad: bool = True) -> None:
         super().__init__()
-        padding = (kernel[0] // 2, kernel[1] // 2) if padded else (0, 0)
+        padding = (kernel[0] // 2, kernel[1] // 2) if pad else (0, 0)
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
         self.bn = nn.BatchNorm2d(outputs, eps=0.001)
 
@@ -99,12 +97,12 @@ class Inception(nn.Module):
 
     def __init__(self) -> None:
         layers = {
-            "Conv2d_1a_3x3": Unit(3, 32, (3, 3), 2, padded=False),
-            "Conv2d_2a_3x3": Unit(32, 32, (3, 3), padded=False),
+            "Conv2d_1a_3x3": Unit(3, 32, (3, 3), 2, pad=False),
+            "Conv2d_2a_3x3": Unit(32, 32, (3, 3), pad=False),
             "Conv2d_2b_3x3": Unit(32, 64, (3, 3)),
             "pool_1": nn.MaxPool2d(3, 2),
             "Conv2d_3b_1x1": Unit(64, 80, (1, 1)),
-            "Conv2d_4a_3x3": Unit(80, 192, (3, 3), padded=False),
+            "Conv2d_4a_3x3": Unit(80, 192, (3, 3), pad=False),
             "pool_2": nn.MaxPool2d(3, 2),
             "Mixed_5b": Block(192, GRID_35, "mean", 32),
             "Mixed_5c": Block(256, GRID_35, "mean", 64),

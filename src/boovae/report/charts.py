@@ -71,9 +71,7 @@ class Chart:
         return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def line_plot(
-    lines: Sequence[Line], title: str, x_title: str, *, ends: bool = False, clip: bool = False
-) -> Chart | None:
+def line_plot(lines: Sequence[Line], title: str, x_title: str, ends: bool = False, clip: bool = False) -> Chart | None:
     """Draw the lines that have any numbers; None if no line has.
 
     With `ends` the table has just the end of every task; with `clip` the steep first epochs of every task may leave the
