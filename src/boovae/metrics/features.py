@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,21 +38,6 @@ INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_MIRROR = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
 #: First digits of the weights' SHA-256; they are part of the file's name.
 INCEPTION_HASH = "6726825d"
-
-
-class Features(Protocol):
-    """A network on whose features samples and real images are compared."""
-
-    @property
-    def name(self) -> str:
-        """The name of the features in numbers computed on them."""
-
-    @property
-    def digest(self) -> str:
-        """A hash of the network: equal digests mean equal features."""
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the features (..., F) of images (..., D)."""
 
 
 class PictureFeatures:
@@ -93,6 +78,10 @@ class PictureFeatures:
             raise InputError(f"{{features}} {self.name} returns shape {shape} for {len(parts[0])} pictures")
         features: Tensor = torch.cat(found).float().unflatten(0, images.shape[:-1])
         return features
+
+
+#: A network on whose features samples and real images are compared. Equal digests mean equal features.
+Features = PictureFeatures | Classifier
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -184,7 +184,7 @@ class Player:
 
     def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[dict[str, Any]]:
         """Return the mean images at latents z (n, L); a prior that distinguishes tasks decides the task of each."""
-        images = self._by_task(owners, _images, z)
+        images = self._by_task(owners, lambda model, task, z: model.images(z), z)
         if self.apart and not self.networks:
             owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
         found = zip(self._pictures(images), z.tolist(), owners, strict=True)
@@ -247,10 +247,6 @@ class Player:
         """Encode images (n, D) as addresses of pictures."""
         pictures = singles(images.cpu().numpy(), self.spec.shape, self.spec.pixel_range)
         return [image_source(png(picture)) for picture in pictures]
-
-
-def _images(model: VAE, task: int | None, z: Tensor) -> Tensor:
-    return model.images(z)
 
 
 def _draw(model: VAE, task: int | None, uniform: Tensor, normal: Tensor, *, component: int | None) -> Tensor:
