@@ -170,11 +170,8 @@ _METHOD = tyro.conf.arg(help="Continual-learning method; a+b combines two (see `
 
 def _unchecked(kind: Any, *, hide: bool) -> Any:
     """Return a dataclass without checks, which come later with our messages; `hide` leaves advanced fields out."""
-    hidden = [
-        (item.name, Annotated[hints(kind)[item.name], tyro.conf.Suppress], item)
-        for item in fields(kind)
-        if hide and item.name in kind.advanced
-    ]
+    away = [item for item in fields(kind) if hide and item.name in kind.advanced]
+    hidden = [(item.name, Annotated[hints(kind)[item.name], tyro.conf.Suppress], item) for item in away]
     nothing = {"__post_init__": lambda self: None}
     made = make_dataclass(kind.__name__, hidden, bases=(kind,), namespace=nothing, frozen=True)
     command = issubclass(kind, kinds.Configured)

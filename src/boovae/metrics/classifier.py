@@ -142,11 +142,8 @@ def _convolutional(shape: tuple[int, int, int]) -> nn.Sequential:
     layers += [(64, 64, 3, 1)]
     stack: list[nn.Module] = []
     for inputs, outputs, kernel, stride in layers:
-        stack += [
-            nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-        ]
+        convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        stack += [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
         sides = [(side - 1) // stride + 1 for side in sides]
     stack += [nn.Flatten(), nn.Linear(64 * math.prod(sides), 128), nn.ReLU()]
     return nn.Sequential(*stack)

@@ -50,11 +50,9 @@ def sample_networks(
     if ("classifier" in needs or "classifier" in names) and len(stream.full.class_names) > 1:
         classifier = trained_classifier(stream, device=trainer.device, progress=say)
     options = (stream.shape, stream.pixel_range, trainer.device)
-    networks = [
-        make_features(name, *options, classifier=classifier, data_dir=data_dir)
-        for name in names
-        if name != "classifier" or classifier is not None
-    ]
+    if classifier is None:
+        names = [name for name in names if name != "classifier"]
+    networks = [make_features(name, *options, classifier=classifier, data_dir=data_dir) for name in names]
     return SampleNetworks(classifier, [Reference(network) for network in networks])
 
 

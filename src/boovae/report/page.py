@@ -55,12 +55,9 @@ def write_report(
 def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]], published: Published) -> dict[str, Any]:
     """Return everything the parts of the page show."""
     labels = _labels(runs)
-    several = len(runs) > 1
     charts = curves(runs, labels, published)
     return {
-        "title": "Comparison of runs" if several else labels[0],
-        "several": several,
-        "measured": any(run.head.estimator is None for run in runs),
+        "title": "Comparison of runs" if len(runs) > 1 else labels[0],
         "runs": [
             {
                 "record": run,

@@ -60,14 +60,9 @@ def search(
         raise InputError(f"{{seeds_each}} is {seeds}; it must be a whole number of at least 1")
     planned = planned_tasks(stream, settings)
     many = settings.changed(replicas=len(values) * seeds)
-    trainer = trainer_for(
-        many,
-        planned,
-        device,
-        compile,
-        seeds=[settings.training.seed + seed for _ in values for seed in range(seeds)],
-        candidates={setting: [value for value in values for _ in range(seeds)]},
-    )
+    own_seeds = [settings.training.seed + seed for _ in values for seed in range(seeds)]
+    candidates = {setting: [value for value in values for _ in range(seeds)]}
+    trainer = trainer_for(many, planned, device, compile, seeds=own_seeds, candidates=candidates)
     parts = [task.valid.images for task in planned]
     scores = torch.cat(learn_and_score(trainer, planned, parts, settings.evaluation.samples, display), dim=1).mean(1)
     rows = scores.view(len(values), seeds).tolist()
