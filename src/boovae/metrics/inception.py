@@ -66,7 +66,7 @@ class Block(nn.Module):
             total = 0
             for letter, layer in zip("ab" if len(layers) > 1 else [""], layers, strict=True):
                 numbers = [int(number) for number in re.findall(r"\d+", layer)]
-                outputs, height, across, stride = numbers + [1, 1, 1][len(numbers) - 1 :]
+                outputs, height, across, stride = [*numbers, 1, 1, 1][:4]  # what is left out is 1
                 names[-1].append(name if len(texts) == 1 else f"{name}_{place}{letter}")
                 self.add_module(names[-1][-1], Unit(inputs, outputs, (height, across), stride, stride == 1))
                 total += outputs
