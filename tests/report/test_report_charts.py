@@ -112,7 +112,7 @@ def test_the_latent_map_shows_codes_and_components(tmp_path: Path) -> None:
     assert (components["x"], components["customdata"]) == ([0.0, 1.0], [50.0, 50.0])
     assert components["marker"]["color"] == ["var(--s0)", "var(--s1)"]
     assert "first direction (50 % of the variance)" in page
-    row = re.search(r'<th scope="row">digit 1</th><td>4</td><td>1.15</td><td>−0.50</td>', page)
+    row = re.search(r"digit 1</th><td>4</td><td>1.15</td><td>−0.50</td>", page)
     assert row is not None
 
 

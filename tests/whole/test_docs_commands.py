@@ -20,6 +20,7 @@ from test_docs import BLOCK, PAGES, ROOT, named
 from bench_parts import Inline
 from boovae.bench import studies as bench_module
 from boovae.bench.executors import SOURCE
+from boovae.cli.arguments import Configured
 from boovae.cli.main import VERBS, main
 from boovae.config import Settings
 from boovae.data import DATASETS, DatasetInfo
@@ -143,7 +144,7 @@ def run(words: list[str], tasks: int) -> None:
 def small(verb: str, words: list[str], tasks: int) -> list[str]:
     """Return the flags that make a command take a moment."""
     flags = list(SMALL.get(verb, []))
-    if VERBS[verb].settings:
+    if issubclass(VERBS[verb].kind, Configured):
         named = words[0] if verb == "tune" else dict(itertools.pairwise(words)).get("--method", Settings().method)
         flags += small_run(named)
     own = any(word.startswith(("npz:", "folder:")) for word in words)  # somebody's data have as many tasks as they have

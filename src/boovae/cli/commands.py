@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from inspect import signature
 from pathlib import Path
@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from boovae.cli import arguments as kinds
 from boovae.cli.arguments import command_line
-from boovae.cli.terminal import grouped, print_components, print_rows, print_table, spread
+from boovae.cli.terminal import Rows, grouped, print_components, print_rows, print_table, spread
 from boovae.config import Section, Settings, folder_name
 from boovae.errors import InputError, RunError
 
 if TYPE_CHECKING:
+    from boovae.metrics.evaluation import Evaluation
     from boovae.report.run_record import RunRecord
     from boovae.runs.progress import Display
     from boovae.runs.run import Run
     from boovae.training.trainer import Trainer
-
-    Opened = tuple[Run, Trainer, int | None]
 
 
 def train(arguments: kinds.Train, settings: Settings) -> None:
@@ -61,11 +60,10 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
     read_recipe(arguments.recipe)  # one that cannot take the winner is refused before anything is trained
     if settings.training.replicas != Settings().training.replicas:
         print("tune ignores --replicas: --seeds-each is the number of seeds of every value", file=sys.stderr)
+    seeds, device = arguments.seeds_each, choose_device(arguments.device)
     with _display(quiet=arguments.json) as display:
-        stream, device = load_data(settings, arguments.data_dir), choose_device(arguments.device)
-        trials = _called(
-            search, arguments, settings, stream, seeds=arguments.seeds_each, device=device, display=display
-        )
+        stream = load_data(settings, arguments.data_dir)
+        trials = _called(search, arguments, settings, stream, seeds=seeds, device=device, display=display)
     winner = best(trials)
     if arguments.json:
         print(json.dumps([dataclasses.asdict(trial) for trial in trials]))
@@ -80,15 +78,11 @@ def tune(arguments: kinds.Tune, settings: Settings) -> None:
 
 def measure(arguments: kinds.Eval) -> None:
     """Evaluate a model again."""
-    from boovae.metrics.evaluation import evaluation_event
     from boovae.runs.evaluate import evaluate_run
 
     with _display(quiet=arguments.quiet) as display:
         evaluation = _called(evaluate_run, arguments, arguments.run, metrics=arguments.metric, display=display)
-    if arguments.json:
-        print(json.dumps(evaluation_event(evaluation)))
-    else:
-        print_table([evaluation])
+    _print_numbers([evaluation], as_json=arguments.json)
 
 
 def sample(arguments: kinds.Sample) -> None:
@@ -235,14 +229,8 @@ def toy(arguments: kinds.Toy) -> None:
     rows = _called(run, arguments, options=arguments)
     last = {row["target"]: row["components"] for row in rows}
     shown = [row for row in rows if row["components"] in (1, last[row["target"]])]
-    columns = {
-        "target": "target",
-        "objective": "objective",
-        "components": "components",
-        "kl_target_mixture": "KL to the mixture",
-        "kl_mixture_target": "KL from the mixture",
-    }
-    _show_experiment(arguments, rows, shown, columns, keys=3, digits=3, figure="toy.png")
+    numbers = {"kl_target_mixture": "KL to the mixture", "kl_mixture_target": "KL from the mixture"}
+    _show_experiment(arguments, rows, shown, ("target", "objective", "components"), numbers, "toy.png")
 
 
 def latent_map(arguments: kinds.LatentMap, settings: Settings) -> None:
@@ -250,8 +238,7 @@ def latent_map(arguments: kinds.LatentMap, settings: Settings) -> None:
     from boovae.experiments.latent_map import run
 
     rows = _called(run, arguments, settings)
-    columns = {"method": "method", "tasks_seen": "tasks seen", "kl": "KL to the prior"}
-    _show_experiment(arguments, rows, rows, columns, keys=2, digits=3, figure="latent_map.png")
+    _show_experiment(arguments, rows, rows, ("method", "tasks_seen"), {"kl": "KL to the prior"}, "latent_map.png")
 
 
 def replay(arguments: kinds.Replay, settings: Settings) -> None:
@@ -261,13 +248,8 @@ def replay(arguments: kinds.Replay, settings: Settings) -> None:
     rows = _called(run, arguments, settings, options=arguments)
     seen = max(row["tasks_seen"] for row in rows)
     last = [row for row in rows if row["tasks_seen"] == seen]
-    columns = {
-        "curve": "curve",
-        "tasks_seen": "tasks seen",
-        "task_incremental": "task-incremental",
-        "class_incremental": "class-incremental",
-    }
-    _show_experiment(arguments, rows, last, columns, keys=2, digits=4, figure="replay.png")
+    numbers = {"task_incremental": "task-incremental", "class_incremental": "class-incremental"}
+    _show_experiment(arguments, rows, last, ("curve", "tasks_seen"), numbers, "replay.png", digits=4)
 
 
 # --- shared by several commands -------------------------------------------------------------------------------------
@@ -278,8 +260,7 @@ def _called(function: Callable[..., Any], arguments: Section, *given: Any, **nam
 
     A new flag is declared and used under the same name, and passed on here.
     """
-    offered = {item.name: getattr(arguments, item.name) for item in dataclasses.fields(arguments)}
-    offered["command"] = command_line()
+    offered = vars(arguments) | {"command": command_line()}
     takes = list(signature(function).parameters)[len(given) :]
     return function(*given, **{name: value for name, value in offered.items() if name in takes} | named)
 
@@ -302,10 +283,9 @@ def _opened(
 
     run, trainer = load_trainer(arguments.run, device)
     with run:
-        if not arguments.replica < len(trainer.replicas):
-            raise InputError(
-                f"{{replica}} is {arguments.replica}; this run has replicas 0 to {len(trainer.replicas) - 1}"
-            )
+        last = len(trainer.replicas) - 1
+        if arguments.replica > last:
+            raise InputError(f"{{replica}} is {arguments.replica}; this run has replicas 0 to {last}")
         yield run, trainer, None if task is None else _task_number(run, trainer, task)
 
 
@@ -322,36 +302,35 @@ def _task_number(run: Run, trainer: Trainer, task: str) -> int:
 
 
 def _show_experiment(
-    arguments: kinds.Toy | kinds.LatentMap | kinds.Replay,
-    rows: Sequence[dict[str, Any]],
-    shown: Sequence[dict[str, Any]],
-    columns: Mapping[str, str],
-    *,
-    keys: int,
-    digits: int,
-    figure: str,
+    arguments: Any, rows: Rows, shown: Rows, keys: Sequence[str], numbers: dict[str, str], figure: str, digits: int = 3
 ) -> None:
-    """Print all rows as JSON, or some as a table: `columns` are titles by name, the first `keys` of them name a row."""
+    """Print all rows as JSON, or some as a table: `keys` name a row, `numbers` are titles by name."""
     if arguments.json:
         print(json.dumps(rows))
         return
-    names = list(columns)
-    print_rows(list(columns.values()), grouped(shown, names[:keys], names[keys:], digits=digits))
+    titles = [*(key.replace("_", " ") for key in keys), *numbers.values()]
+    print_rows(titles, grouped(shown, keys, list(numbers), digits=digits))
     print(f"figure: {arguments.out / figure}", file=sys.stderr)
+
+
+def _print_numbers(evaluations: Sequence[Evaluation], *, as_json: bool) -> None:
+    """Print the last evaluation as JSON, or all of them as a table."""
+    from boovae.metrics.evaluation import evaluation_event
+
+    if as_json:
+        print(json.dumps(evaluation_event(evaluations[-1])), flush=True)
+    else:
+        print_table(evaluations)
 
 
 def _conclude(folder: Path, arguments: kinds.Train | kinds.Extend) -> None:
     """Print the results and warnings of a run, and write its report."""
-    from boovae.metrics.evaluation import evaluation_event
     from boovae.runs.reading import read_record
     from boovae.runs.warnings import find_warnings
 
     record = read_record(folder)
     try:
-        if arguments.json:
-            print(json.dumps(evaluation_event(record.evaluations[-1])), flush=True)
-        else:
-            print_table(record.evaluations)
+        _print_numbers(record.evaluations, as_json=arguments.json)
         if not arguments.quiet:
             for warning in find_warnings(record):  # to read with the numbers
                 print(f"warning: {warning.text}", file=sys.stderr)

@@ -24,24 +24,23 @@ from boovae.errors import BoovaeError, InputError, RunError, as_flag, unknown_na
 
 @dataclass(frozen=True)
 class Verb:
-    """A command: its arguments, its function, and whether it also takes the settings of a run."""
+    """A command: its arguments, and its function, which also takes the settings of a run if it is `Configured`."""
 
     kind: Any
     run: Callable[..., None]
-    settings: bool = False
 
 
 VERBS: dict[str, Verb] = {
-    "train": Verb(kinds.Train, commands.train, settings=True),
+    "train": Verb(kinds.Train, commands.train),
     "extend": Verb(kinds.Extend, commands.extend),
-    "tune": Verb(kinds.Tune, commands.tune, settings=True),
+    "tune": Verb(kinds.Tune, commands.tune),
     "eval": Verb(kinds.Eval, commands.measure),
     "sample": Verb(kinds.Sample, commands.sample),
     "inspect": Verb(kinds.Inspect, commands.inspect),
     "export": Verb(kinds.Export, commands.export),
     "toy": Verb(kinds.Toy, commands.toy),
-    "latent-map": Verb(kinds.LatentMap, commands.latent_map, settings=True),
-    "replay": Verb(kinds.Replay, commands.replay, settings=True),
+    "latent-map": Verb(kinds.LatentMap, commands.latent_map),
+    "replay": Verb(kinds.Replay, commands.replay),
     "report": Verb(kinds.Report, commands.report),
     "bench": Verb(kinds.Bench, commands.bench),
     "serve": Verb(kinds.Serve, commands.serve),
@@ -54,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command `boovae`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
-        _print_help()
+        print(f"usage: boovae COMMAND [--help] ...\n\n{boovae.__doc__}\n\ncommands:")
+        for name, verb in VERBS.items():
+            print(f"  {name:10} {verb.kind.__doc__}")
         return
     try:
         if words[0] == "--version":
@@ -75,37 +76,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def _print_help() -> None:
-    print(f"usage: boovae COMMAND [--help] ...\n\n{boovae.__doc__}\n\ncommands:")
-    for name, verb in VERBS.items():
-        print(f"  {name:10} {verb.kind.__doc__}")
-
-
 # --- from words to arguments and settings ---------------------------------------------------------------------------
 
 
 def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
     """Parse words into what a verb's function takes: its arguments and, if it has any, the settings of a run."""
-    verb = VERBS[name]
+    kind = VERBS[name].kind
     if name == "tune" and words and not words[0].startswith("-"):
         words = ["--method", *words]  # boovae tune METHOD
-    if not verb.settings:
-        found = tyro.cli(_flat_names(_unchecked(verb.kind, hide=False)), prog=f"boovae {name}", args=words)
-        return (verb.kind(**_values(found)),)
+    if not issubclass(kind, kinds.Configured):
+        found = tyro.cli(_flat_names(_unchecked(kind, hide=False)), prog=f"boovae {name}", args=words)
+        return (kind(**vars(found)),)
     first = _first_look(words)
     if first.help and not (first.method or first.config or first.help_all):
-        return _asked(name, verb.kind, ["--help"], _defaults(verb.kind, first), [], hide=True)
+        return _asked(name, kind, ["--help"], _defaults(kind, first), [], hide=True)
     from boovae.methods import REGISTRY, from_mapping, resolve
 
     given = {"dataset": first.dataset, "method": first.method}
     named = read_settings(first.config) if first.config else {}
-    given |= {key: value for key, value in verb.kind.own_defaults.items() if key not in named}
+    given |= {key: value for key, value in kind.own_defaults.items() if key not in named}
     settings = resolve(given, first.config, first.preset)
     sections = list(REGISTRY.sections(settings.method))
     _refuse_other_flags(words, settings.method)
     if first.help_all:
         words, sections = ["--help"], REGISTRY.all_sections()
-    arguments, flat = _asked(name, verb.kind, words, settings, sections, hide=first.help and not first.help_all)
+    arguments, flat = _asked(name, kind, words, settings, sections, hide=first.help and not first.help_all)
     named_here = {_setting_of(word) for word in words}
     return arguments, from_mapping(flat | {"chosen": [each for each in settings.chosen if each not in named_here]})
 
@@ -118,11 +113,9 @@ def _setting_of(word: str) -> str:
 def _defaults(kind: Any, first: argparse.Namespace) -> Settings:
     """Return the core settings as far as they are known without the methods, which import torch."""
     usual = preset_values(first.preset, first.dataset or Settings().data.dataset, Settings.method)
-    values = {**usual, **kind.own_defaults, "dataset": first.dataset}
+    given = {**usual, **kind.own_defaults, "dataset": first.dataset}
     settings = Settings(chosen=() if first.preset else CHOOSABLE)
-    return settings.changed(
-        **{name: value for name, value in values.items() if name in CORE_NAMES and value is not None}
-    )
+    return settings.changed(**{name: given[name] for name in CORE_NAMES if given.get(name) is not None})
 
 
 def _first_look(words: list[str]) -> argparse.Namespace:
@@ -166,14 +159,12 @@ def _asked(
     columns: list[Any] = [("method", Annotated[str, _METHOD], settings.method)]
     for part, (of, default) in parts.items():
         shown = _unchecked(of, hide=hide, chosen=settings.chosen)
-        columns.append((part, shown, field(default=shown(**_values(default)))))
+        columns.append((part, shown, field(default=shown(**vars(default)))))
     whole = make_dataclass(kind.__name__, columns, frozen=True)
     whole.__doc__ = kind.__doc__ + (_MORE.format(name) if hide else "")
     found: Any = tyro.cli(_flat_names(whole), prog=f"boovae {name}", args=words)
-    flat = {"method": found.method}
-    for part in parts.keys() - {"output"}:
-        flat |= asdict(getattr(found, part))
-    return kind(**_values(found.output)), flat
+    flat = {name: value for part in parts.keys() - {"output"} for name, value in asdict(getattr(found, part)).items()}
+    return kind(**vars(found.output)), flat | {"method": found.method}
 
 
 def _flat_names(kind: Any) -> Any:
@@ -184,10 +175,6 @@ def _flat_names(kind: Any) -> Any:
 _MORE = "\n`boovae {0} --method NAME --help` adds the settings of a method, `boovae {0} --help-all` shows all."
 _FROM_DATA = tyro.conf.arg(help_behavior_hint="(default: from the data)")
 _METHOD = tyro.conf.arg(help="Continual-learning method; a+b combines two (see `boovae methods`).")
-
-
-def _values(instance: Any) -> dict[str, Any]:
-    return {item.name: getattr(instance, item.name) for item in fields(instance)}
 
 
 def _unchecked(kind: Any, *, hide: bool, chosen: Sequence[str] = ()) -> Any:

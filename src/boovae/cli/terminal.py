@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from boovae.metrics.metric import Number
     from boovae.runs.inspection import Component
 
+Rows = Sequence[Mapping[str, Any]]
+
 
 def print_table(evaluations: Sequence[Evaluation]) -> None:
     """Print one row per number of tasks seen, with the columns that each metric defines."""
@@ -63,9 +65,7 @@ def spread(values: Sequence[float | None] | None, digits: int = 2) -> str:
     return f"{statistics.fmean(good):.{digits}f}{deviation}"
 
 
-def grouped(
-    rows: Sequence[Mapping[str, Any]], keys: Sequence[str], values: Sequence[str], digits: int
-) -> list[tuple[str, ...]]:
+def grouped(rows: Rows, keys: Sequence[str], values: Sequence[str], digits: int) -> list[tuple[str, ...]]:
     """Merge rows that agree in `keys`, those of the seeds, into one with mean and deviation of `values`."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:

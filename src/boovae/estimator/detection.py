@@ -129,7 +129,7 @@ class TaskFinder:
         if most is not None and most < first:
             raise InputError(f"most ({{detect_most}}) is {most}; it must be at least {{detect_first}}, {first}")
         self.trial, self.first, self.most = trial, first, most
-        self._images: list[Tensor] = []  # of the task that has not ended
+        self._images: Tensor | None = None  # of the task that has not ended
         self._learned = 0  # by the trial; `first` and `most` may change within a task
         self._scored = 0
         self._score: Score | None = None
@@ -137,21 +137,20 @@ class TaskFinder:
     @property
     def waiting(self) -> int:
         """The number of images of the task that has not ended."""
-        return sum(map(len, self._images))
+        return 0 if self._images is None else len(self._images)
 
     def feed(self, images: Tensor) -> Iterator[Tensor]:
         """Add images (n, D); yield the tasks that have ended, each (m, D)."""
         if len(images):
-            self._images.append(images)
-        while self.waiting >= self.first:
-            whole = torch.cat(self._images)
-            self._images = [whole]
+            self._images = images if self._images is None else torch.cat([self._images, images])
+        while self._images is not None and len(self._images) >= self.first:
+            whole = self._images
             if self._score is None:
                 self._begin(whole[: self.first])
             end = self._end(whole)
             if end is None:
                 return
-            self._images, self._score, self._scored = [whole[end:]], None, 0
+            self._images, self._score, self._scored = whole[end:], None, 0
             yield whole[:end]
 
     def _end(self, whole: Tensor) -> int | None:
@@ -169,7 +168,6 @@ class TaskFinder:
     def copy(self) -> TaskFinder:
         """Return an independent copy."""
         other = copy.copy(self)
-        other._images = list(self._images)
         if self._score is not None:
             other._detectors = [detector.copy() for detector in self._detectors]
         return other
@@ -184,8 +182,8 @@ class TaskFinder:
 
     def finish(self) -> Tensor | None:
         """End the stream: return the images of the last task, or None if there are none."""
-        images, self._images, self._score, self._scored = self._images, [], None, 0
-        return torch.cat(images) if images else None
+        images, self._images, self._score, self._scored = self._images, None, None, 0
+        return images
 
 
 def _columns(scores: Tensor) -> Sequence[Tensor]:

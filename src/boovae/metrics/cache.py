@@ -19,9 +19,10 @@ from boovae.files import write_file
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Tensors = dict[str, Tensor]
 
 
-def digest(tensors: dict[str, Tensor]) -> str:
+def digest(tensors: Tensors) -> str:
     """Return the SHA-256 of all names, types, shapes and values."""
     parts = hashlib.sha256()
     for name in sorted(tensors):
@@ -31,14 +32,14 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return parts.hexdigest()
 
 
-def write_tensors(path: Path, key: str, tensors: dict[str, Tensor], **about: Any) -> None:
+def write_tensors(path: Path, key: str, tensors: Tensors, **about: Any) -> None:
     """Write tensors and a JSON description, whole or not at all; RunError if that is impossible."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     head = {"key": key, **about, "digest": digest(tensors)}
     write_file(path, save(tensors, metadata={"boovae": json.dumps(head)}))
 
 
-def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path, key: str) -> tuple[Tensors, dict[str, Any]]:
     """Return tensors and their description; a damaged file, or one with another key, may raise any exception."""
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["boovae"])
@@ -48,7 +49,7 @@ def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any
     return tensors, about
 
 
-def write_cached(path: Path, key: str, tensors: dict[str, Tensor], loss: str, **about: Any) -> bool:
+def write_cached(path: Path, key: str, tensors: Tensors, loss: str, **about: Any) -> bool:
     """Write tensors to the cache and return whether that worked; if not, warn of the `loss`: it only costs time."""
     try:
         write_tensors(path, key, tensors, **about)
@@ -58,9 +59,7 @@ def write_cached(path: Path, key: str, tensors: dict[str, Tensor], loss: str, **
     return True
 
 
-def read_cached(
-    path: Path, key: str, restore: Callable[[dict[str, Tensor], dict[str, Any]], T], problem: str
-) -> T | None:
+def read_cached(path: Path, key: str, restore: Callable[[Tensors, dict[str, Any]], T], problem: str) -> T | None:
     """Return what `restore` makes of cached tensors and their description; None if there are none.
 
     A damaged file counts as missing, with the warning `problem`, in which `{path}` stands for the file.

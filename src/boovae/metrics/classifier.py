@@ -37,6 +37,8 @@ class Classifier(nn.Module):
     True
     """
 
+    name = "classifier"
+    """The name of its features."""
     classes: tuple[int, ...]
     """The label of each column of `logits`, in increasing order."""
     accuracy: float
@@ -115,17 +117,16 @@ class Classifier(nn.Module):
     @torch.no_grad()
     def _in_chunks(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         size = math.prod(self.shape)
-        if images.ndim < 1 or images.shape[-1] != size:
-            raise InputError(
-                f"images have shape {tuple(images.shape)}: the last axis must be {size}, flat {self.shape}"
-            )
+        shape = tuple(images.shape)
+        if not shape or shape[-1] != size:
+            raise InputError(f"images have shape {shape}: the last axis must be {size}, flat {self.shape}")
         was_training = self.training
         self.eval()
         most = _CPU_CHUNK_VALUES if self.centre.device.type == "cpu" else _CHUNK_VALUES
         chunks = images.reshape(-1, size).tensor_split(1 + images.numel() // most)
         out = torch.cat([function(chunk.to(self.centre)) for chunk in chunks])
         self.train(was_training)
-        return out.view(*images.shape[:-1], out.shape[-1])
+        return out.view(*shape[:-1], out.shape[-1])
 
 
 def _convolutional(shape: tuple[int, int, int]) -> nn.Sequential:
@@ -141,11 +142,8 @@ def _convolutional(shape: tuple[int, int, int]) -> nn.Sequential:
     layers += [(64, 64, 3, 1)]
     stack: list[nn.Module] = []
     for inputs, outputs, kernel, stride in layers:
-        stack += [
-            nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-        ]
+        convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        stack += [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
         sides = [(side - 1) // stride + 1 for side in sides]
     stack += [nn.Flatten(), nn.Linear(64 * math.prod(sides), 128), nn.ReLU()]
     return nn.Sequential(*stack)

@@ -38,6 +38,7 @@ VERSION = 1
 Labelled = tuple[Tensor, Tensor]
 """Images `(n, D)` and their labels `(n,)`."""
 
+_PARTS = ("train", "valid", "test")
 _POLL_SECONDS, _REPORT_SECONDS = 0.2, 10.0  # while another process trains the same classifier
 
 
@@ -47,7 +48,7 @@ def trained_classifier(
     seed: int = 0,
     device: torch.device | str,
     cache_dir: Path | str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Classifier:
     """Return the classifier of `stream`'s dataset, from the cache or trained and cached now.
 
@@ -94,7 +95,7 @@ def _load(path: Path, key: str) -> Classifier | None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path, progress: Callable[[str], None] | None) -> Iterator[bool]:
+def _alone(path: Path, progress: Callable[[str], None]) -> Iterator[bool]:
     """Let one process at a time train this classifier; yield whether another one had to finish first."""
     waited = False
     with contextlib.ExitStack() as stack:
@@ -106,8 +107,7 @@ def _alone(path: Path, progress: Callable[[str], None] | None) -> Iterator[bool]
                     stack.enter_context(lock.acquire(timeout=_REPORT_SECONDS if waited else 0))
                 except filelock.Timeout:
                     waited = True
-                    if progress is not None:
-                        progress("classifier: waiting for another process that is training it")
+                    progress("classifier: waiting for another process that is training it")
             # Processes that come later find the classifier in the cache and need no lock.
             stack.callback(path.unlink, missing_ok=True)
         except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
@@ -123,15 +123,35 @@ def _remove(unfinished: Path) -> None:
 
 
 def _train(
-    stream: Stream, seed: int, device: torch.device, unfinished: Path, key: str, progress: Callable[[str], None] | None
+    stream: Stream, seed: int, device: torch.device, unfinished: Path, key: str, progress: Callable[[str], None]
 ) -> Classifier:
-    """Train on all tasks together; `unfinished` and `key` as in `_fit`."""
-    train = _pooled([task.train for task in stream], device)
-    valid = _pooled([task.valid for task in stream], device)
-    classifier = _untrained(stream.shape, [c for task in stream for c in task.classes], train[0], seed).to(device)
-    _fit(classifier, train, valid, seed, unfinished, key, progress)
+    """Train on all tasks together, and keep the weights of the epoch with the best validation accuracy.
+
+    The state is written to the file `unfinished` from time to time; a later call with the same key continues from it.
+    """
+    train, valid, test = (_pooled([getattr(task, part) for task in stream], device) for part in _PARTS)
+    images = train[0]
+    classifier = _untrained(stream.shape, [c for task in stream for c in task.classes], images, seed).to(device)
+    columns = _columns(classifier, train[1])
+    batch = min(256, max(32, len(columns) // 32))
+    # Small datasets need more passes.
+    epochs = min(20, max(10, 300_000 // len(columns)))
+    steps = max(1, len(columns) // batch)
+    key = json.dumps({"key": key, "device": images.device.type, "steps": epochs * steps})
+    training = _Training(classifier, epochs * steps, unfinished, key)
+    # Otherwise convolutions may sum in a different order every time and autotuning may choose different kernels.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=True):
+        for epoch, batches in _epochs(images, classifier, seed, epochs, steps, training.done):
+            classifier.train()
+            for some, index in batches:
+                training.save()  # before a step: the previous epoch has been scored
+                training.step(some, columns[index])
+            score = _score(classifier, valid)
+            training.end_epoch(score)
+            progress(f"classifier: epoch {epoch} of {epochs}, validation accuracy {score[0]:.4f}")
+    classifier.load_state_dict(training.best)
     classifier.eval().requires_grad_(False)
-    classifier.accuracy = _score(classifier, _pooled([task.test for task in stream], device))[0]
+    classifier.accuracy = _score(classifier, test)[0]
     return classifier
 
 
@@ -155,40 +175,6 @@ def _pooled(splits: Sequence[Split], device: torch.device) -> Labelled:
     # The dataset's digest does not depend on how classes are grouped into tasks; after sorting, neither do the weights.
     order = labels.argsort(stable=True)
     return images[order].to(device, torch.float32), labels[order].to(device)
-
-
-def _fit(
-    classifier: Classifier,
-    train: Labelled,
-    valid: Labelled,
-    seed: int,
-    unfinished: Path,
-    key: str,
-    progress: Callable[[str], None] | None,
-) -> None:
-    """Train, and keep the weights of the epoch with the best validation accuracy.
-
-    The state is written to the file `unfinished` from time to time; a later call with the same key continues from it.
-    """
-    images, columns = train[0], _columns(classifier, train[1])
-    batch = min(256, max(32, len(columns) // 32))
-    # Small datasets need more passes.
-    epochs = min(20, max(10, 300_000 // len(columns)))
-    steps = max(1, len(columns) // batch)
-    key = json.dumps({"key": key, "device": images.device.type, "steps": epochs * steps})
-    training = _Training(classifier, epochs * steps, unfinished, key)
-    # Otherwise convolutions may sum in a different order every time and autotuning may choose different kernels.
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=True):
-        for epoch, batches in _epochs(images, classifier, seed, epochs, steps, training.done):
-            classifier.train()
-            for some, index in batches:
-                training.save()  # before a step: the previous epoch has been scored
-                training.step(some, columns[index])
-            score = _score(classifier, valid)
-            training.end_epoch(score)
-            if progress is not None:
-                progress(f"classifier: epoch {epoch} of {epochs}, validation accuracy {score[0]:.4f}")
-    classifier.load_state_dict(training.best)
 
 
 class _Training:
@@ -223,21 +209,18 @@ class _Training:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the state except the number of steps."""
-        weights = enumerate(self.classifier.parameters())
-        moments = {
-            f"{i}/{name}": moment for i, weight in weights for name, moment in self.optimizer.state[weight].items()
-        }
-        model = prefixed("model", self.classifier.state_dict()) | prefixed("best", self.best)
-        return model | prefixed("optimizer", moments) | {"score": self.score}
+        found = prefixed("model", self.classifier.state_dict()) | prefixed("best", self.best) | {"score": self.score}
+        for i, weight in enumerate(self.classifier.parameters()):
+            found |= prefixed(f"optimizer/{i}", self.optimizer.state[weight])
+        return found
 
     def save(self) -> None:
         """Write the state if it is time."""
         if not self._can_save or not due(self._saved):
             return
         loss = "the training of the classifier is not saved and will start over if it is interrupted"
-        self._can_save = write_cached(
-            self.unfinished, self.key, {**self._tensors(), "done": torch.tensor(self.done)}, loss
-        )
+        tensors = self._tensors() | {"done": torch.tensor(self.done)}
+        self._can_save = write_cached(self.unfinished, self.key, tensors, loss)
         self._saved = time.monotonic()
 
     def _resume(self) -> None:

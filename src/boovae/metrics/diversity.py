@@ -93,14 +93,8 @@ def diversity(labels: Tensor, classes: Sequence[int]) -> ClassSpread:
     if bool((counts.sum(-1) + unclassified != labels.shape[-1]).any()):
         strange = sorted(set(labels.flatten().tolist()) - {*classes, -1})
         raise InputError(f"labels contain {strange}: restrict the classifier to the classes {list(classes)}")
-    return _of_counts(counts.masked_fill((unclassified > 0).unsqueeze(-1), math.nan), labels.shape[-1])
-
-
-def _of_counts(counts: Tensor, samples: int) -> ClassSpread:
-    """Return the formulas for float64 counts `(..., T)`."""
-    import torch
-
-    number = counts.shape[-1]
+    counts = counts.masked_fill((unclassified > 0).unsqueeze(-1), math.nan)  # float64, (..., T)
+    number, samples = len(classes), labels.shape[-1]
     even = torch.tensor(1 / number, dtype=torch.float64, device=counts.device)
     share = counts / samples
     smooth = (counts + 0.5) / (samples + number / 2)

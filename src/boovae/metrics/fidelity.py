@@ -75,8 +75,6 @@ def _share_inside(points: Tensor, others: Tensor, neighbours: int) -> Tensor:
 
 
 def _check(real: Tensor, samples: Tensor) -> None:
-    for name, features in (("real", real), ("samples", samples)):
-        if features.ndim != 2 or len(features) < 2 or features.shape[1] != real.shape[-1]:
-            raise InputError(
-                f"{name} has features of shape {tuple(features.shape)}: give (n, F), n at least 2, of the same network"
-            )
+    for name, shape in (("real", tuple(real.shape)), ("samples", tuple(samples.shape))):
+        if len(shape) != 2 or shape[0] < 2 or shape[1] != real.shape[-1]:
+            raise InputError(f"{name} has features of shape {shape}: give (n, F), n at least 2, of the same network")

@@ -52,13 +52,12 @@ def latent_map(trainer: Trainer, posteriors: Mapping[int, DiagonalNormal]) -> di
     if not together.isfinite().all():
         return {"replica": 0, "codes": [], "components": []}
     centre, plane, explained = principal_plane(together)
+    shown = {task: _spread((mean - centre) @ plane, SHOWN) for task, mean in means.items()}
     return {
         "replica": 0,
         "explained": listed(explained.numpy()),
         "separate": trainer.method.knows_task,  # every task has its own latent space
-        "codes": [
-            {"task": task, "points": _rows(_spread((mean - centre) @ plane, SHOWN))} for task, mean in means.items()
-        ],
+        "codes": [{"task": task, "points": _rows(points)} for task, points in shown.items()],
         "components": _components(trainer, centre, plane),
     }
 

@@ -12,7 +12,7 @@ from boovae.errors import InputError
 from boovae.metrics.classifier import Classifier
 from boovae.metrics.classifier_training import trained_classifier
 from boovae.metrics.evaluation import ClassifierUsed, Evaluation
-from boovae.metrics.features import ClassifierFeatures, make_features
+from boovae.metrics.features import make_features
 from boovae.metrics.metric import USUAL, Context, plain_section, requested
 from boovae.metrics.partial_results import PartialResult
 from boovae.metrics.reference import Reference
@@ -50,11 +50,9 @@ def sample_networks(
     if ("classifier" in needs or "classifier" in names) and len(stream.full.class_names) > 1:
         classifier = trained_classifier(stream, device=trainer.device, progress=say)
     options = (stream.shape, stream.pixel_range, trainer.device)
-    networks = [
-        make_features(name, *options, classifier=classifier, data_dir=data_dir)
-        for name in names
-        if name != "classifier" or classifier is not None
-    ]
+    if classifier is None:
+        names = [name for name in names if name != "classifier"]
+    networks = [make_features(name, *options, classifier=classifier, data_dir=data_dir) for name in names]
     return SampleNetworks(classifier, [Reference(network) for network in networks])
 
 
@@ -66,28 +64,23 @@ def evaluate(
     history: Sequence[Evaluation],
     *,
     metrics: Sequence[str] = USUAL,
-    references: Sequence[Reference] | None = None,
+    references: Sequence[Reference] = (),
     partial_results: MutableMapping[str, PartialResult] | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
     """Return the evaluation after the tasks seen; `history` holds the earlier ones, for forgetting.
 
     A task is None if its images are not available: its numbers are NaN, and metrics that need all images are left out.
-    `references` compare samples with real images on features; by default on those of the classifier. `progress` is
-    called after every step of a long computation, and `partial_results` then hold everything computed so far; pass
-    them in again to continue from there.
+    `references` compare samples with real images on features. `progress` is called after every step of a long
+    computation, and `partial_results` then hold everything computed so far; pass them in again to continue from there.
     """
-    chosen = requested(metrics)
     if len(tasks) != trainer.tasks_done:
         raise InputError(f"tasks: {len(tasks)} of them, but {trainer.tasks_done} are learned; pass exactly those")
-    if references is None:
-        references = [Reference(ClassifierFeatures(classifier))] if classifier is not None else []
-    context = Context(trainer, tasks, history, classifier, references)
-    context.partial_results = {} if partial_results is None else partial_results
-    context.progress = progress or context.progress
+    kept = {} if partial_results is None else partial_results
+    context = Context(trainer, tasks, history, classifier, references, progress, kept)
     others: dict[str, Any] = {}
     with matmul_precision(trainer.device):
-        for metric in chosen:
+        for metric in requested(metrics):
             if all(map(context.has, metric.needs)):
                 found = metric.measure(context)
                 if metric.section:

@@ -120,12 +120,9 @@ class Metric(ABC):
 def plain_numbers(metric: str, title: str, section: Mapping[str, Floats]) -> Iterator[Number]:
     """Yield numbers under the name of their metric, followed by their own name if that differs."""
     for key, values in section.items():
-        own = key not in (metric, "value")
-        name, shown = (f"{metric}_{key}" if own else metric), " ".join([title or metric, *([key] if own else [])])
-        if values.ndim == 1:
-            yield Number(values, name, name, shown, shown, 4)
-        else:
-            yield Number(values, name, name)
+        own = [key] if key not in (metric, "value") else []
+        name, shown = "_".join([metric, *own]), " ".join([title or metric, *own])
+        yield Number(values, name, name, shown, shown, 4) if values.ndim == 1 else Number(values, name, name)
 
 
 METRICS: dict[str, Metric] = {}
@@ -169,15 +166,10 @@ def requested(names: Sequence[str]) -> list[Metric]:
     return [metric for metric in METRICS.values() if metric.always or metric.names & set(names)]
 
 
-def section_of(metric: Metric, evaluation: Evaluation) -> Any:
-    """Return the section of a metric; None if it was not measured."""
-    return getattr(evaluation, metric.section) if metric.section else evaluation.others.get(metric.name)
-
-
 def numbers(evaluation: Evaluation) -> Iterator[Number]:
     """Yield all numbers of an evaluation, metric by metric; those of unknown metrics come last."""
-    for metric in known_metrics().values():
-        section = section_of(metric, evaluation)
+    for name, metric in known_metrics().items():
+        section = getattr(evaluation, metric.section) if metric.section else evaluation.others.get(name)
         if section is not None:
             yield from metric.numbers(section)
     for name, section in evaluation.others.items():

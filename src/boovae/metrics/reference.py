@@ -16,7 +16,8 @@ from torch import Tensor
 
 from boovae.data.download import cache_folder
 from boovae.metrics.cache import read_cached, write_cached
-from boovae.metrics.features import ClassifierFeatures, Features
+from boovae.metrics.classifier import Classifier
+from boovae.metrics.features import Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, combined, frechet_distances, moments
 from boovae.metrics.partial_results import PartialResult
@@ -28,18 +29,15 @@ if TYPE_CHECKING:
 class Real(NamedTuple):
     """Statistics of a task's images on the features of a network."""
 
-    test: Tensor
-    """Features of the test images, `(n, F)`."""
-    train: Moments
-    """Moments of the features of the training images."""
+    test: Tensor  # features of the test images, (n, F)
+    train: Moments  # of the features of the training images
 
 
 class Scores(NamedTuple):
     """Samples of every replica against real images, each `(R,)`, float64."""
 
     frechet: Tensor
-    frechet_train: Tensor
-    """Against the training images."""
+    frechet_train: Tensor  # against the training images
     kid: Tensor
     precision: Tensor
     recall: Tensor
@@ -97,7 +95,7 @@ class Reference:
         return known[1]
 
     def _cached(self, task: Task) -> Real:
-        if isinstance(self.network, ClassifierFeatures):  # as fast as reading a file
+        if isinstance(self.network, Classifier):  # as fast as reading a file
             return self._computed(task)
         key = self._key(task)
         path = cache_folder() / "features" / f"{key}.safetensors"

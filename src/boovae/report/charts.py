@@ -21,28 +21,22 @@ import numpy as np
 
 from boovae.metrics.schema import Floats
 from boovae.report.findings import Published, published_for
+from boovae.report.matrices import Table
 from boovae.report.numbers import number, with_spread
 from boovae.report.run_record import RunRecord
-from boovae.report.series import COLOURS, Series, over_components, over_epochs, over_tasks, settled_range
+from boovae.report.series import COLOURS, Series, over_epochs, over_tasks, settled_range, with_band
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-Kind = Literal["run", "joint", "paper"]
+Kind = Literal["run", "joint", "paper", "training"]
 
 #: Plotly's dash and marker for each kind of line.
 STYLE: dict[Kind, tuple[str, str]] = {
     "run": ("solid", "circle"),
     "joint": ("dot", "circle"),
     "paper": ("dash", "circle-open"),
-}
-AXIS = {
-    "gridcolor": "var(--rule)",
-    "zerolinecolor": "var(--rule)",
-    "linecolor": "var(--rule)",
-    "spikecolor": "var(--quiet)",
-    "spikethickness": 1,
-    "fixedrange": True,
+    "training": ("dash", "circle"),
 }
 
 
@@ -58,21 +52,13 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """The table behind a chart."""
-
-    columns: list[str]
-    rows: list[tuple[str, list[str]]]
-
-
-@dataclass(frozen=True)
 class Chart:
     """A chart of the page; `figure` is in plotly's format."""
 
     title: str
     describe: str
     figure: dict[str, Any]
-    table: Numbers
+    table: Table
     lines: Sequence[Line] = ()
     square: bool = False
 
@@ -85,33 +71,25 @@ class Chart:
         return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def line_plot(
-    lines: Sequence[Line], title: str, x_title: str, *, at: str = "", ends: bool = False, clip: bool = False
-) -> Chart | None:
+def line_plot(lines: Sequence[Line], title: str, x_title: str, ends: bool = False, clip: bool = False) -> Chart | None:
     """Draw the lines that have any numbers; None if no line has.
 
-    `at` labels the pointer's position ("tasks seen: %{x}"). With `ends` the table has just the end of every task;
-    with `clip` the steep first epochs of every task may leave the frame.
+    With `ends` the table has just the end of every task; with `clip` the steep first epochs of every task may leave the
+    frame.
     """
     full = [line for line in lines if line.series.drawn]
     if not full:
         return None
-    x_axis: dict[str, Any] = AXIS | {
-        "title": {"text": x_title},
-        "showgrid": False,
-        "tickformat": "d",
-        "dtick": _step(full),
-    }
-    if at:
-        x_axis["unifiedhovertitle"] = {"text": at}
-    layout: dict[str, Any] = {"xaxis": x_axis, "yaxis": dict(AXIS), "hovermode": "closest" if ends else "x unified"}
-    if clip:
-        span = settled_range([line.series for line in full])
-        layout["yaxis"] |= {"range": list(span)} if span else {}
+    x_axis = {"title": {"text": x_title}, "showgrid": False, "tickformat": "d", "dtick": _step(full)}
+    if not ends:
+        x_axis["unifiedhovertitle"] = {"text": f"{x_title}: %{{x}}"}
+    span = settled_range([line.series for line in full]) if clip else None
+    y_axis = {"range": list(span)} if span else {}
+    layout = {"xaxis": x_axis, "yaxis": y_axis, "hovermode": "closest" if ends else "x unified"}
     data = [trace for line in full for trace in (*_band(line), _line(line))]
     ends_of = [(line.name, *map(number, line.series.ends)) for line in full]
     texts = ", ".join(f"{name} from {first} to {last}" for name, first, last in ends_of)
-    table = _ends_table(full, x_title) if ends else _table(full, x_title)
+    table = _table(title, full, x_title, ends=ends)
     return Chart(title, f"{title} over {x_title}: {texts}", {"data": data, "layout": layout}, table, full)
 
 
@@ -129,23 +107,25 @@ def colour(index: int) -> str:
 def _line(line: Line) -> dict[str, Any]:
     series = line.series
     dash, symbol = STYLE[line.kind]
-    if line.kind == "run" and (series.dashed or series.colour >= COLOURS):
+    if line.kind == "run" and series.colour >= COLOURS:
         dash = "dash"
     value = "%{y:.4~g} ± %{customdata:.2~g}" if series.band.any() else "%{y:.4~g}"
     where = "%{text}<br>" if line.texts else ""
-    return {
-        "type": "scatter",
+    paint = {"color": colour(series.colour)}
+    return points(line.name, series.x, series.y) | {
         "mode": "lines+markers" if series.marks else "lines",
-        "name": escape(line.name),
-        "x": to_plotly(series.x),
-        "y": to_plotly(series.y),
         "customdata": to_plotly(series.band),
         "text": [escape(text) for text in line.texts] or None,
-        "line": {"color": colour(series.colour), "dash": dash, "width": 2},
-        "marker": {"color": colour(series.colour), "symbol": symbol, "size": 6},
+        "line": {**paint, "dash": dash, "width": 2},
+        "marker": {**paint, "symbol": symbol, "size": 6},
         "hovertemplate": f"{where}%{{fullData.name}}: {value}<extra></extra>",
         "meta": line.run,
     }
+
+
+def points(name: str, x: Floats, y: Floats) -> dict[str, Any]:
+    """Return a trace of points in plotly's format."""
+    return {"type": "scatter", "mode": "markers", "name": escape(name), "x": to_plotly(x), "y": to_plotly(y)}
 
 
 def _band(line: Line) -> list[dict[str, Any]]:
@@ -155,13 +135,13 @@ def _band(line: Line) -> list[dict[str, Any]]:
         return []
     x: list[float | None] = []
     y: list[float | None] = []
+    low, high = series.y - series.band, series.y + series.band
     finite = np.isfinite(series.y)
     for piece in np.split(np.arange(len(finite)), np.flatnonzero(~finite)):
         piece = piece[finite[piece]]
         if len(piece) > 1:
-            low, high = series.y[piece] - series.band[piece], series.y[piece] + series.band[piece]
             x += [*to_plotly(series.x[piece]), *to_plotly(series.x[piece][::-1]), None]
-            y += [*to_plotly(high), *to_plotly(low[::-1]), None]
+            y += [*to_plotly(high[piece]), *to_plotly(low[piece][::-1]), None]
     area = {"type": "scatter", "mode": "lines", "x": x, "y": y, "fill": "toself", "hoverinfo": "skip", "meta": line.run}
     return [area | {"line": {"width": 0}, "fillcolor": colour(series.colour), "opacity": 0.2}] if x else []
 
@@ -171,39 +151,30 @@ def to_plotly(values: Floats) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _table(lines: Sequence[Line], x_title: str) -> Numbers:
-    """Return a table with a row for every x and a column for every line."""
-    places = sorted({x for line in lines for x in line.series.x.tolist()})
-    columns = [dict(zip(line.series.x.tolist(), _cells(line), strict=True)) for line in lines]
-    rows = [(f"{x:g}", [column.get(x, "") for column in columns]) for x in places]
-    return Numbers([x_title, *(line.name for line in lines)], rows)
+def _table(title: str, lines: Sequence[Line], x_title: str, *, ends: bool) -> Table:
+    """Return a table with a column for every line; a row for every x, or only for those at the end of a task."""
+    columns = [_cells(line) for line in lines]
+    if ends:  # where x is a whole number
+        places = {x for column in columns for x in column if x == round(x)}
+    else:
+        places = {x for line in lines for x in line.series.x.tolist()}
+    rows = [(f"{x:g}", [column.get(x, "") for column in columns]) for x in sorted(places)]
+    return Table(title, [x_title, *(line.name for line in lines)], rows)
 
 
-def _ends_table(lines: Sequence[Line], x_title: str) -> Numbers:
-    """Return a table with the values of every line at the end of each task, where x is an integer."""
-    rows: dict[int, list[str]] = {}
-    for column, line in enumerate(lines):
-        cells = _cells(line)
-        for x, cell in zip(line.series.x.tolist(), cells, strict=True):
-            if x == round(x) and cell:
-                rows.setdefault(int(x), [""] * len(lines))[column] = cell
-    return Numbers([x_title, *(line.name for line in lines)], [(str(x), rows[x]) for x in sorted(rows)])
-
-
-def _cells(line: Line) -> list[str]:
-    """Return the table cell of every point of a line; numbers of the paper keep their printed decimals."""
-    pairs = zip(line.series.y.tolist(), line.series.band.tolist(), strict=True)
-    if line.kind == "paper":
-        return [f"{y:g} ± {band:g}" if math.isfinite(y) else "" for y, band in pairs]
-    return [with_spread(y, band or math.nan) if math.isfinite(y) else "" for y, band in pairs]
+def _cells(line: Line) -> dict[float, str]:
+    """Return the table cell of every point of a line, by x; numbers of the paper keep their printed decimals."""
+    points = zip(line.series.x.tolist(), line.series.y.tolist(), line.series.band.tolist(), strict=True)
+    write = "{:g} ± {:g}".format if line.kind == "paper" else lambda y, band: with_spread(y, band or math.nan)
+    return {x: write(y, band) for x, y, band in points if math.isfinite(y)}
 
 
 # --- the charts of a run ---------------------------------------------------------------------------------------------
 
 
-def is_joint(run: RunRecord) -> bool:
-    """Whether a run was trained on all tasks at once, which bounds the other methods."""
-    return "joint" in run.method.split("+")
+def kind_of(run: RunRecord) -> Kind:
+    """Return "joint" for a run that was trained on all tasks at once, which bounds the other methods."""
+    return "joint" if "joint" in run.method.split("+") else "run"
 
 
 def curves(runs: Sequence[RunRecord], labels: Sequence[str], published: Published) -> list[Chart]:
@@ -212,40 +183,38 @@ def curves(runs: Sequence[RunRecord], labels: Sequence[str], published: Publishe
     beside: dict[str, list[Line]] = {}
     for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
         for title, (metric, series) in over_tasks(run, index).items():
-            drawn.setdefault(title, []).append(Line(label, series, index, "joint" if is_joint(run) else "run"))
+            drawn.setdefault(title, []).append(Line(label, series, index, kind_of(run)))
             beside.setdefault(title, []).extend(_published(run, metric, index, published))
-    found = [line_plot(drawn[title] + beside[title], title, "tasks seen", at="tasks seen: %{x}") for title in drawn]
+    found = [line_plot(drawn[title] + beside[title], title, "tasks seen") for title in drawn]
     return [chart for chart in found if chart]
 
 
 def _published(run: RunRecord, metric: str, index: int, published: Published) -> list[Line]:
     """Return the published line for a run, if there is one."""
-    found = [(seen, published_for(run, metric, seen, published)) for seen in range(1, run.planned + 1)]
-    numbers = [(float(seen), number.mean, number.std) for seen, number in found if number]
+    found = {seen: published_for(run, metric, seen, published) for seen in range(1, run.planned + 1)}
+    numbers = [(seen, number) for seen, number in found.items() if number]
     if not numbers:
         return []
-    name = next(number.method for _, number in found if number)
-    x, y, band = np.array(numbers, dtype=np.float64).T
-    return [Line(f"{name} in the paper", Series(x, y, band, index, marks=True), index, "paper")]
+    x, y, band = np.array([(seen, number.mean, number.std) for seen, number in numbers], dtype=np.float64).T
+    return [Line(f"{numbers[0][1].method} in the paper", Series(x, y, band, index, marks=True), index, "paper")]
 
 
 def training(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Chart]:
     """Draw validation loss and KL over the epochs; for a single run also the training loss."""
 
-    def lines(term: str, names: Sequence[str]) -> list[Line]:
-        found = []
-        for index, (run, name) in enumerate(zip(runs, names, strict=True)):
-            series = over_epochs(run, "valid", term, index)
-            found.append(Line(name, series, index, "joint" if is_joint(run) else "run", _points(run, series)))
-        return found
+    def line(index: int, name: str, split: str, term: str, kind: Kind) -> Line:
+        series = over_epochs(runs[index], split, term, index if kind != "training" else 1)
+        return Line(name, series, index, kind, _points(runs[index], series))
 
-    loss = lines("loss", labels if len(runs) > 1 else ["validation"])
-    if len(runs) == 1:
-        series = over_epochs(runs[0], "train", "loss", 1, dashed=True)
-        loss.append(Line("training", series, 0, "run", _points(runs[0], series)))
+    alone = len(runs) == 1
+    kinds = [kind_of(run) for run in runs]
+    loss = [line(i, "validation" if alone else labels[i], "valid", "loss", kind) for i, kind in enumerate(kinds)]
+    if alone:
+        loss.append(line(0, "training", "train", "loss", "training"))
+    kl = [line(i, labels[i], "valid", "kl", kind) for i, kind in enumerate(kinds)]
     drawn = [
-        line_plot(loss, "Validation loss" if len(runs) > 1 else "Loss", "tasks done", ends=True, clip=True),
-        line_plot(lines("kl", labels), "Validation KL", "tasks done", ends=True),
+        line_plot(loss, "Loss" if alone else "Validation loss", "tasks done", ends=True, clip=True),
+        line_plot(kl, "Validation KL", "tasks done", ends=True),
     ]
     return [chart for chart in drawn if chart]
 
@@ -258,29 +227,27 @@ def _points(run: RunRecord, series: Series) -> list[str]:
 
 
 def gains(run: RunRecord) -> Chart | None:
-    """Draw the gain from each further component, one line per task."""
-    found = [Line(run.task_name(task), over_components(gain, task)) for task, gain in run.gains.items()]
-    return line_plot(found, "Gained over the smallest mixture, nats", "components", at="components: %{x}")
+    """Draw the gain from each further component, one line per task.
+
+    It is how much a task's divergence falls with the number of components, relative to the smallest mixture.
+    """
+    found = [
+        Line(run.task_name(task), with_band(gain.sizes, gain.divergence[:1] - gain.divergence, task))
+        for task, gain in run.gains.items()
+    ]
+    return line_plot(found, "Gained over the smallest mixture, nats", "components")
 
 
 # --- plotly itself --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Script:
-    """A script inside the page: packed, and its digest for the content security policy."""
-
-    packed: str
-    digest: str
-
-
 @functools.cache
-def plotly_script() -> Script:
-    """Return plotly.js of the installed package, gzipped and in base64: 2 MB instead of 5."""
+def plotly_script() -> tuple[str, str]:
+    """Return plotly.js of the installed package, gzipped and in base64 (2 MB instead of 5), and its digest."""
     from plotly.offline import get_plotlyjs
 
     source = get_plotlyjs().encode("utf-8")
-    return Script(base64.b64encode(gzip.compress(source, 9, mtime=0)).decode("ascii"), digest(source))
+    return base64.b64encode(gzip.compress(source, 9, mtime=0)).decode("ascii"), digest(source)
 
 
 def digest(source: bytes) -> str:

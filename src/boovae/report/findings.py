@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from boovae.report.run_record import RunRecord
 USUAL: dict[str, str | None] = {"classes_per_task": "1", "binarize": "none", "limit": None, "class_order": None}
 #: Stands for a number that was not measured.
 NOTHING = np.array([np.nan])
+UNMEASURED = "not measured on every task"
 
 
 class PublishedNumber(NamedTuple):
@@ -34,9 +34,8 @@ class PublishedNumber(NamedTuple):
 Published = Mapping[tuple[str, str, str, int], PublishedNumber]
 
 
-@dataclass(frozen=True)
-class Headline:
-    """One number of the first section: `label`, `value` and an explanation."""
+class Headline(NamedTuple):
+    """One number of the first section with an explanation."""
 
     label: str
     value: str
@@ -66,23 +65,15 @@ def headlines(run: RunRecord, published: Published) -> list[Headline]:
     nll = last.nll.pooled if last.nll else NOTHING
     said = f"test images of {tasks}; lower is better{_effective(last)}{beside('nll')}"
     accuracy = last.classifier.accuracy if last.classifier else None
-    rows = [
-        Headline(
-            "NLL, nats per image", plus_minus(nll), said if np.isfinite(nll).any() else "not measured on every task"
-        ),
-        _diversity(last.diversity, beside("diversity")),
-        Headline(
-            "Classifier accuracy", percent(known(accuracy)), "the classifier that counts the classes for diversity"
-        ),
-    ]
     sets = last.frechet.sets if last.frechet else {}
-    rows += [_distances(name, found) for name, found in sets.items() if np.isfinite(found.frechet).any()]
-    return [*rows, *_forgetting_rows(run, last), *_cost_rows(run, last)]
-
-
-def known(value: float | None) -> float:
-    """Return a number; NaN for None."""
-    return math.nan if value is None else value
+    return [
+        Headline("NLL, nats per image", plus_minus(nll), said if np.isfinite(nll).any() else UNMEASURED),
+        _diversity(last.diversity, beside("diversity")),
+        Headline("Classifier accuracy", percent(accuracy), "the classifier that counts the classes for diversity"),
+        *(_distances(name, found) for name, found in sets.items() if np.isfinite(found.frechet).any()),
+        *_forgetting(run, last),
+        *_costs(run, last),
+    ]
 
 
 def _effective(last: Evaluation) -> str:
@@ -114,38 +105,33 @@ def _diversity(found: Diversity | None, paper: str) -> Headline:
     return Headline("Diversity", plus_minus(table), detail)
 
 
-def _forgetting_rows(run: RunRecord, last: Evaluation) -> list[Headline]:
-    worst_label, mean_label = "Forgetting, worst task", "Forgetting, mean"
+def _forgetting(run: RunRecord, last: Evaluation) -> list[Headline]:
+    labels = "Forgetting, worst task", "Forgetting, mean"
     found = last.forgetting
     lost = of_earlier(found) if found else NOTHING
     per_task = mean(lost)
     if found is None or last.task == 0 or not np.isfinite(per_task).all():  # do not present a part as the whole
-        detail = "needs at least two tasks" if last.task == 0 else "not measured on every task"
+        detail = "needs at least two tasks" if last.task == 0 else UNMEASURED
         if last.task and found is not None and (why := not_judged(found)):
             detail = f"{why}; longer training or more --samples help"
-        return [Headline(worst_label, MISSING, detail), Headline(mean_label, MISSING, detail)]
+        return [Headline(label, MISSING, detail) for label in labels]
     worst = int(np.nanargmax(per_task))
     pooled, diluted = float(mean(mean(found.pooled[:-1]))), float(mean(found.dilution[:-1]))
     detail = "nats per earlier task, under its own part of the prior"
     if math.isfinite(pooled) and math.isfinite(diluted):
         detail = f"under the whole prior {change(pooled, 1)}, of which {change(diluted, 1)} is only dilution"
     return [
-        Headline(worst_label, plus_minus(lost[worst], signed=True), f"nats, task “{run.task_name(worst)}”"),
-        Headline(mean_label, plus_minus(mean(lost, axis=0), signed=True), detail),
+        Headline(labels[0], plus_minus(lost[worst], signed=True), f"nats, task “{run.task_name(worst)}”"),
+        Headline(labels[1], plus_minus(mean(lost, axis=0), signed=True), detail),
     ]
 
 
-def _cost_rows(run: RunRecord, last: Evaluation) -> list[Headline]:
+def _costs(run: RunRecord, last: Evaluation) -> list[Headline]:
     kept = last.ledger.images_stored
     stored = "images not counted" if kept is None else f"{kept:,.0f} images"
-    train, evaluate = run.seconds("train"), run.seconds("evaluate")
-    wall = duration(train) if run.timings else MISSING
+    train, evaluate = (duration(run.seconds(what)) if run.timings else MISSING for what in ("train", "evaluate"))
     replicas = f"all {len(run.seeds)} replicas together" if len(run.seeds) > 1 else "one replica"
     return [
-        Headline("Memory of the past", size(known(last.ledger.memory_bytes)), f"per replica; {stored} kept"),
-        Headline(
-            "Training time",
-            wall,
-            f"{replicas}; evaluation took {duration(evaluate) if run.timings else MISSING}",
-        ),
+        Headline("Memory of the past", size(last.ledger.memory_bytes), f"per replica; {stored} kept"),
+        Headline("Training time", train, f"{replicas}; evaluation took {evaluate}"),
     ]

@@ -1,4 +1,4 @@
-"""Templates of pages, shared by the report and the page of a bench."""
+"""Templates of pages, shared by the report, the page of a bench and the server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import base64
 import functools
 from importlib import resources
 from typing import TYPE_CHECKING
+
+from boovae.report.numbers import nats, percent
 
 if TYPE_CHECKING:
     import jinja2
@@ -20,13 +22,15 @@ def environment() -> jinja2.Environment:
     """
     import jinja2
 
-    return jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("boovae", ""),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.filters |= {"image": image_source, "nats": nats, "percent": percent}
+    return found
 
 
 def own_file(name: str) -> Markup:

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from boovae.metrics.schema import Floats
-from boovae.report.charts import AXIS, Chart, Numbers, colour, to_plotly
+from boovae.report.charts import Chart, colour, points
+from boovae.report.matrices import Table
 from boovae.report.numbers import deviation, mean, number
-from boovae.report.run_record import LatentMap, Place, RunRecord
+from boovae.report.run_record import Codes, LatentMap, Place, RunRecord
 from boovae.report.series import COLOURS
 
 #: Markers of tasks on a map, the next one after every round of colours: plotly's name and the legend's character.
 SYMBOLS = {"circle": "●", "triangle-up": "▲", "square": "■", "cross": "✚"}
-#: Marker of the prior's components.
-COMPONENT = "diamond"
 
 
-def latent_map(run: RunRecord) -> Chart | None:
-    """Draw test images and the prior's components in the plane in which the images are spread most."""
-    if run.latents is None:
-        return None
-    owners = {place.task for place in run.latents.components if place.task is not None}
-    names = {task: run.task_name(task) for task in owners | {codes.task for codes in run.latents.codes}}
-    return _map(run.latents, names, "Codes and components")
-
-
-@dataclass(frozen=True)
-class TaskLabel:
+class TaskLabel(NamedTuple):
     """A task in the legend of charts with one colour per task."""
 
     label: str
@@ -43,46 +30,10 @@ class TaskLabel:
 
 def task_legend(run: RunRecord) -> list[TaskLabel]:
     """Return the tasks of a run with their colours in charts."""
-    shown = set(run.gains) | ({codes.task for codes in run.latents.codes} if run.latents else set())
+    shown = {*run.gains, *(codes.task for codes in (run.latents.codes if run.latents else ()))}
     marks = list(SYMBOLS.values())
-    return [
-        TaskLabel(run.task_name(task), task % COLOURS, task >= COLOURS, marks[_round_of(task)])
-        for task in sorted(shown)
-    ]
-
-
-def _map(latents: LatentMap, names: dict[int, str], title: str) -> Chart | None:
-    """Draw test images as points, coloured by task, and the prior's components as diamonds sized by mass."""
-    if not latents.codes:
-        return None
-    places = [p for p in latents.components if np.isfinite([*p.at, *p.deviation]).all() and (p.mass or 0) > 0]
-    axes = [_direction(name, share) for name, share in zip(("first", "second"), latents.explained, strict=True)]
-    layout: dict[str, Any] = {
-        "xaxis": axes[0],
-        "yaxis": axes[1] | {"scaleanchor": "x"},
-        "hovermode": "closest",
-        "shapes": [_outline(places[0])] if len(places) == 1 else [],
-    }
-    data = [_points(codes.points, names[codes.task], codes.task) for codes in latents.codes]
-    data += _components(places, names)
-    describe = f"{title}: test images of {len(latents.codes)} tasks and {len(places)} components of the prior"
-    return Chart(title, describe, {"data": data, "layout": layout}, _map_table(latents, names), square=True)
-
-
-def _direction(name: str, share: float) -> dict[str, Any]:
-    of_variance = f" ({100 * share:.0f} % of the variance)" if math.isfinite(share) else ""
-    return AXIS | {"title": {"text": f"{name} direction{of_variance}"}, "zeroline": False, "constrain": "domain"}
-
-
-def _map_table(latents: LatentMap, names: dict[int, str]) -> Numbers:
-    """Return centre and spread of the codes of every task, and its number of components."""
-    rows = []
-    for codes in latents.codes:
-        places = [*mean(codes.points, axis=0).tolist(), *deviation(codes.points, axis=0).tolist()]
-        components = sum(place.task == codes.task for place in latents.components)
-        cells = [str(len(codes.points)), *map(number, places), str(components)]
-        rows.append((names[codes.task], cells))
-    return Numbers(["task", "images", "centre 1", "centre 2", "deviation 1", "deviation 2", "components"], rows)
+    names = {task: run.task_name(task) for task in sorted(shown)}
+    return [TaskLabel(name, task % COLOURS, task >= COLOURS, marks[_round_of(task)]) for task, name in names.items()]
 
 
 def _round_of(task: int) -> int:
@@ -90,48 +41,74 @@ def _round_of(task: int) -> int:
     return task // COLOURS % len(SYMBOLS)
 
 
-def _points(points: Floats, name: str, task: int) -> dict[str, Any]:
-    symbol = list(SYMBOLS)[_round_of(task)]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": escape(name),
-        "x": to_plotly(points[:, 0]),
-        "y": to_plotly(points[:, 1]),
-        "marker": {"color": colour(task), "symbol": symbol, "size": 5, "opacity": 0.6},
-        "hovertemplate": "task “%{fullData.name}”<extra></extra>",
+def latent_map(run: RunRecord) -> Chart | None:
+    """Draw test images and the prior's components in the plane in which the images are spread most.
+
+    Images are points in the colours of their tasks, components diamonds sized by mass.
+    """
+    found = run.latents
+    if found is None or not found.codes:
+        return None
+    places = [p for p in found.components if np.isfinite([*p.at, *p.deviation]).all() and (p.mass or 0) > 0]
+    axes = [_direction(name, share) for name, share in zip(("first", "second"), found.explained, strict=True)]
+    layout: dict[str, Any] = {
+        "xaxis": axes[0],
+        "yaxis": axes[1] | {"scaleanchor": "x"},
+        "hovermode": "closest",
+        "shapes": [_outline(places[0])] if len(places) == 1 else [],
     }
+    data = [_codes(codes, run.task_name(codes.task)) for codes in found.codes]
+    if places:
+        data.append(_components(places, run))
+    describe = f"test images of {len(found.codes)} tasks and {len(places)} components of the prior"
+    title = "Codes and components"
+    figure = {"data": data, "layout": layout}
+    return Chart(title, f"{title}: {describe}", figure, _table(title, found, run), square=True)
 
 
-def _components(places: Sequence[Place], names: dict[int, str]) -> list[dict[str, Any]]:
+def _direction(name: str, share: float) -> dict[str, Any]:
+    of_variance = f" ({100 * share:.0f} % of the variance)" if math.isfinite(share) else ""
+    return {"title": {"text": f"{name} direction{of_variance}"}, "zeroline": False, "constrain": "domain"}
+
+
+def _table(title: str, latents: LatentMap, run: RunRecord) -> Table:
+    """Return centre and spread of the codes of every task, and its number of components."""
+    rows = []
+    for codes in latents.codes:
+        places = [*mean(codes.points, axis=0).tolist(), *deviation(codes.points, axis=0).tolist()]
+        components = sum(place.task == codes.task for place in latents.components)
+        rows.append((run.task_name(codes.task), [str(len(codes.points)), *map(number, places), str(components)]))
+    columns = ["task", "images", "centre 1", "centre 2", "deviation 1", "deviation 2", "components"]
+    return Table(title, columns, rows)
+
+
+def _codes(found: Codes, name: str) -> dict[str, Any]:
+    symbol = list(SYMBOLS)[_round_of(found.task)]
+    marker = {"color": colour(found.task), "symbol": symbol, "size": 5, "opacity": 0.6}
+    template = "task “%{fullData.name}”<extra></extra>"
+    return points(name, *found.points.T) | {"marker": marker, "hovertemplate": template}
+
+
+def _components(places: Sequence[Place], run: RunRecord) -> dict[str, Any]:
     """Return a single trace of all components, each in the colour of its task."""
-    if not places:
-        return []
-    masses = [place.mass or 0.0 for place in places]
-    largest = max(masses)
-    owners = ["the prior" if place.task is None else f"task “{names.get(place.task, '?')}”" for place in places]
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "components",
-            "x": to_plotly(np.array([place.at[0] for place in places])),
-            "y": to_plotly(np.array([place.at[1] for place in places])),
-            "text": [escape(owner) for owner in owners],
-            "customdata": [round(100 * mass, 2) for mass in masses],
-            "marker": {
-                "symbol": COMPONENT,
-                "size": [round(6 + 8 * math.sqrt(mass / largest), 1) for mass in masses],
-                "color": ["var(--card)" if place.task is None else colour(place.task) for place in places],
-                "line": {"color": "var(--ink)", "width": 1.2},
-            },
-            "hovertemplate": "component of %{text}: %{customdata} % of the prior<extra></extra>",
-        }
-    ]
+    masses = np.array([place.mass for place in places])
+    owners = ["the prior" if place.task is None else f"task “{run.task_name(place.task)}”" for place in places]
+    marker = {
+        "symbol": "diamond",
+        "size": (6 + 8 * np.sqrt(masses / masses.max())).round(1).tolist(),
+        "color": ["var(--card)" if place.task is None else colour(place.task) for place in places],
+        "line": {"color": "var(--ink)", "width": 1.2},
+    }
+    return points("components", *np.array([place.at for place in places]).T) | {
+        "text": [escape(owner) for owner in owners],
+        "customdata": (100 * masses).round(2).tolist(),
+        "marker": marker,
+        "hovertemplate": "component of %{text}: %{customdata} % of the prior<extra></extra>",
+    }
 
 
 def _outline(place: Place) -> dict[str, Any]:
     """Return an ellipse of two standard deviations."""
-    (x, y), (wide, high) = place.at.tolist(), (2 * place.deviation).tolist()
-    corners = {"x0": x - wide, "x1": x + wide, "y0": y - high, "y1": y + high}
-    return {"type": "circle", **corners, "line": {"color": "var(--ink)", "width": 1.2, "dash": "dot"}}
+    (x0, y0), (x1, y1) = (place.at - 2 * place.deviation).tolist(), (place.at + 2 * place.deviation).tolist()
+    line = {"color": "var(--ink)", "width": 1.2, "dash": "dot"}
+    return {"type": "circle", "x0": x0, "x1": x1, "y0": y0, "y1": y1, "line": line}

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from boovae.metrics.evaluation import FEW, Evaluation
 from boovae.metrics.metric import numbers
-from boovae.report.findings import known
+from boovae.metrics.schema import Floats
 from boovae.report.numbers import change, deviation, duration, mean, number, size
 from boovae.report.outputs import write_rows
-from boovae.report.run_record import RunRecord
+from boovae.report.run_record import RunRecord, Timing
 
 #: Strongest shade in per cent; text on it stays readable.
 STRONGEST = 78
@@ -23,8 +22,7 @@ STRONGEST = 78
 COLUMNS = ("tasks_seen", "metric", "task", "seed", "value")
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A number with its shade: `tone` warm, cool or plain, `shade` in per cent."""
 
     text: str
@@ -33,18 +31,15 @@ class Cell:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of one run."""
+class Table(NamedTuple):
+    """A table with named rows; the first column is that of the names. Cells are texts, those of a matrix `Cell`s."""
 
-    run: str
-    corner: str
+    name: str
     columns: list[str]
-    rows: list[tuple[str, list[Cell]]]
+    rows: Sequence[tuple[str, Sequence[Any]]]
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """One quantity by task and time, for every run, on a common colour scale."""
 
     title: str
@@ -52,16 +47,16 @@ class Matrix:
     tables: list[Table]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """The content of a cell: mean and deviation over replicas, and the value that decides its colour."""
+class _Grid(NamedTuple):
+    """A quantity of a run: for each row and time the mean and deviation over replicas, and what decides the colour."""
 
-    mean: float
-    deviation: float
-    colour: float
+    corner: str
+    names: list[str]
+    values: Floats  # 3 x rows x evaluations; NaN where there is none
 
 
-Entries = dict[tuple[int, int], _Entry]  # (row, column)
+Tone = Callable[[float, float, float], tuple[str, int]]
+Write = Callable[[float, int], str]
 
 
 def matrices(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Matrix]:
@@ -73,16 +68,21 @@ def matrices(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Matrix]:
         f"cannot be judged, because one of the two NLLs rests on fewer than {FEW:g} effective samples."
     )
     share = "Per cent of the samples in each class: uncoloured is the fair share, warm too few, cool too many."
+
+    def matrix(title: str, explanation: str, grids: list[_Grid], tone: Tone, write: Write = number) -> Matrix:
+        span = _span(grids)
+        of_runs = zip(runs, labels, grids, strict=True)
+        return Matrix(title, explanation, [_table(*of_run, span, tone, write) for of_run in of_runs])
+
     found = [
-        _task_matrix(runs, labels, "NLL per task", nll, ("nll", "per_task"), _sequential, number),
-        _task_matrix(runs, labels, "NLL under own components", own, ("nll", "own"), _sequential, number),
-        _task_matrix(runs, labels, "Forgetting, nats", forgot, ("forgetting", "own_claimed"), _diverging, change),
-        _class_matrix(runs, labels, "Classes of the samples", share),
+        matrix("NLL per task", nll, [_by_task(run, "nll", "per_task") for run in runs], _sequential),
+        matrix("NLL under own components", own, [_by_task(run, "nll", "own") for run in runs], _sequential),
+        matrix(
+            "Forgetting, nats", forgot, [_by_task(run, "forgetting", "own_claimed") for run in runs], _diverging, change
+        ),
+        matrix("Classes of the samples", share, [_by_class(run) for run in runs], _around_fair),
     ]
     return [matrix for matrix in found if any(table.rows for table in matrix.tables)]
-
-
-Tone = Callable[[float, float, float], tuple[str, int]]
 
 
 def _sequential(value: float, low: float, high: float) -> tuple[str, int]:
@@ -96,103 +96,68 @@ def _diverging(value: float, low: float, high: float) -> tuple[str, int]:
     return ("warm" if value > 0 else "cool"), round(STRONGEST * min(abs(value) / limit, 1.0))
 
 
-def _task_matrix(
-    runs: Sequence[RunRecord],
-    labels: Sequence[str],
-    title: str,
-    explanation: str,
-    field: tuple[str, str],
-    tone: Tone,
-    write: Callable[[float, int], str],
-) -> Matrix:
+def _around_fair(value: float, low: float, high: float) -> tuple[str, int]:
+    """Shade by the distance from the fair share, whatever the other values are."""
+    return _diverging(value, -1.0, 1.0)
+
+
+def _by_task(run: RunRecord, section: str, name: str) -> _Grid:
     """Lay out a field (seen x [R]) of a section of every evaluation as task x time."""
-    grids = [_entries(run, *field) for run in runs]
-    tables = []
-    for run, label, entries in zip(runs, labels, grids, strict=True):
-        names = [run.task_name(task) for task in range(run.evaluations[-1].task + 1)] if run.evaluations else []
-        tables.append(_table(run, label, "task", names if entries else [], entries, _span(grids), tone, write))
-    return Matrix(title, explanation, tables)
-
-
-def _class_matrix(runs: Sequence[RunRecord], labels: Sequence[str], title: str, explanation: str) -> Matrix:
-    """Lay out the class proportions as class x time, coloured by the distance from the fair share."""
-    tables = []
-    for run, label in zip(runs, labels, strict=True):
-        names = list(dict.fromkeys(name for e in run.evaluations for name in run.classes(e)))
-        entries: Entries = {}
-        for column, evaluation in enumerate(run.evaluations):
-            if evaluation.diversity is None:
-                continue
-            proportions, classes = evaluation.diversity.proportions, run.classes(evaluation)
-            shares, spread = mean(proportions, axis=0), deviation(proportions, axis=0)
-            for name, share, std in zip(classes, shares, spread, strict=True):
-                missing = 1 - share * len(classes)  # 1: never drawn, 0: fair, -1: twice as often
-                entries[names.index(name), column] = _Entry(100 * share, 100 * std, float(missing))
-        tables.append(_table(run, label, "class", names, entries, (-1.0, 1.0), _diverging, number))
-    return Matrix(title, explanation, tables)
-
-
-def _entries(run: RunRecord, section: str, name: str) -> Entries:
-    entries: Entries = {}
+    names = [run.task_name(task) for task in range(run.evaluations[-1].learned)] if run.evaluations else []
+    values = np.full((3, len(names), len(run.evaluations)), np.nan)
     for column, evaluation in enumerate(run.evaluations):
         found = getattr(evaluation, section)
-        if found is None:
-            continue
-        matrix = getattr(found, name)
-        for task, (middle, std) in enumerate(zip(mean(matrix), deviation(matrix), strict=True)):
-            if np.isfinite(middle):
-                entries[task, column] = _Entry(float(middle), float(std), float(middle))
-    return entries
+        if found is not None:
+            scores = getattr(found, name)
+            values[:, : len(scores), column] = mean(scores), deviation(scores), mean(scores)
+    return _Grid("task", names if np.isfinite(values[0]).any() else [], values)
 
 
-def _span(grids: Sequence[Entries]) -> tuple[float, float]:
+def _by_class(run: RunRecord) -> _Grid:
+    """Lay out the class proportions as class x time, coloured by the distance from the fair share."""
+    names = list(dict.fromkeys(name for e in run.evaluations for name in run.classes(e)))
+    values = np.full((3, len(names), len(run.evaluations)), np.nan)
+    for column, evaluation in enumerate(run.evaluations):
+        if evaluation.diversity is not None:
+            rows = [names.index(name) for name in run.classes(evaluation)]
+            shares, spread = (of(evaluation.diversity.proportions, axis=0) for of in (mean, deviation))
+            missing = 1 - shares * len(rows)  # 1: never drawn, 0: fair, -1: twice as often
+            values[:, rows, column] = 100 * shares, 100 * spread, missing
+    return _Grid("class", names, values)
+
+
+def _span(grids: Sequence[_Grid]) -> tuple[float, float]:
     """Return the lowest and highest value of all runs, for a common colour scale."""
-    colours = [entry.colour for entries in grids for entry in entries.values()]
-    return (min(colours), max(colours)) if colours else (0.0, 0.0)
+    colours = np.concatenate([grid.values[2].ravel() for grid in grids])
+    colours = colours[np.isfinite(colours)]
+    return (colours.min(), colours.max()) if len(colours) else (0.0, 0.0)
 
 
-def _table(
-    run: RunRecord,
-    label: str,
-    corner: str,
-    names: Sequence[str],
-    entries: Entries,
-    span: tuple[float, float],
-    tone: Tone,
-    write: Callable[[float, int], str],
-) -> Table:
-    columns = [str(evaluation.task + 1) for evaluation in run.evaluations]
-
-    def cell(row: int, column: int) -> Cell:
-        entry = entries.get((row, column))
-        if entry is None or not math.isfinite(entry.mean):
+def _table(run: RunRecord, label: str, grid: _Grid, span: tuple[float, float], tone: Tone, write: Write) -> Table:
+    def cell(middle: float, spread: float, colour: float) -> Cell:
+        if not math.isfinite(middle):
             return Cell("")
-        hint = f"± {number(entry.deviation)}" if math.isfinite(entry.deviation) else ""
-        return Cell(write(entry.mean, 0 if abs(entry.mean) >= 999.5 else 1), *tone(entry.colour, *span), hint)
+        hint = f"± {number(spread)}" if math.isfinite(spread) else ""
+        return Cell(write(middle, 0 if abs(middle) >= 999.5 else 1), *tone(colour, *span), hint)
 
-    rows = [(name, [cell(row, column) for column in range(len(columns))]) for row, name in enumerate(names)]
-    return Table(label, corner, columns, rows)
+    rows = [(name, [cell(*here) for here in grid.values[:, at].T.tolist()]) for at, name in enumerate(grid.names)]
+    return Table(label, [grid.corner, *(str(evaluation.learned) for evaluation in run.evaluations)], rows)
 
 
 def ledger(run: RunRecord, label: str) -> Table:
     """Return the costs of every task: memory by kind, stored images, parameters, seconds, steps."""
     kinds = list(dict.fromkeys(kind for e in run.evaluations for kind in e.ledger.memory))
     several = kinds if len(kinds) > 1 else []
-    columns = ["memory", *several, "images kept", "parameters", "training", "evaluation", "steps"]
+    columns = ["after task", "memory", *several, "images kept", "parameters", "training", "evaluation", "steps"]
     rows = []
     for evaluation in run.evaluations:
-        timing, cost = run.timings.get(evaluation.task), evaluation.ledger
-        texts = [
-            size(known(cost.memory_bytes)),
-            *(size(cost.memory.get(kind, 0)) for kind in several),
-            number(known(cost.images_stored), 0),
-            number(known(cost.parameters), 0),
-            duration(timing.train_seconds if timing else math.nan),
-            duration(timing.evaluate_seconds if timing else math.nan),
-            number(timing.steps if timing else math.nan, 0),
-        ]
-        rows.append((run.task_name(evaluation.task), [Cell(text) for text in texts]))
-    return Table(label, "after task", columns, rows)
+        cost, timing = evaluation.ledger, run.timings.get(evaluation.task, Timing(evaluation.task))
+        memory = [cost.memory_bytes, *(cost.memory.get(kind, 0) for kind in several)]
+        seconds = timing.train_seconds, timing.evaluate_seconds
+        counts = [number(count, 0) for count in (cost.images_stored, cost.parameters, timing.steps)]
+        cells = [*map(size, memory), *counts[:2], *map(duration, seconds), counts[2]]
+        rows.append((run.task_name(evaluation.task), cells))
+    return Table(label, columns, rows)
 
 
 # --- all numbers ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from rich import filesize
 
 from boovae.metrics.schema import Floats
 
@@ -12,35 +13,28 @@ MISSING = "–"
 
 
 def mean(values: Floats, axis: int = -1) -> Floats:
-    """Average over the finite entries; NaN if there are none (numpy would warn)."""
-    finite = np.isfinite(values)
-    count = finite.sum(axis=axis)
-    total: Floats = np.where(finite, values, 0.0).sum(axis=axis) / np.maximum(count, 1)
-    return np.where(count > 0, total, np.nan)
+    """Average over the finite entries; NaN if there are none."""
+    found: Floats = np.ma.filled(np.ma.masked_invalid(values).mean(axis), np.nan)
+    return found
 
 
 def deviation(values: Floats, axis: int = -1) -> Floats:
     """Return the sample standard deviation over the finite entries; NaN for fewer than two."""
-    finite = np.isfinite(values)
-    count = finite.sum(axis=axis)
-    square = np.where(finite, values - np.expand_dims(mean(values, axis), axis), 0.0) ** 2
-    variance: Floats = square.sum(axis=axis) / np.maximum(count - 1, 1)
-    return np.where(count > 1, np.sqrt(variance), np.nan)
+    found: Floats = np.ma.filled(np.ma.masked_invalid(values).std(axis, ddof=1), np.nan)
+    return found
 
 
-def number(value: float, decimals: int | None = None) -> str:
-    """Write a number with about three figures.
+def number(value: float | None, decimals: int | None = None, sign: str = "") -> str:
+    """Write a number with about three figures; zero has no sign.
 
-    >>> number(92.345), number(-0.5), number(1234.5), number(float("nan"))
-    ('92.3', '−0.50', '1,234', '–')
+    >>> number(92.345), number(-0.5), number(1234.5), number(-0.001), number(float("nan"))
+    ('92.3', '−0.50', '1,234', '0.00', '–')
     """
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return MISSING
-    size = abs(value)
     if decimals is None:
-        decimals = 0 if size >= 1000 else 1 if size >= 10 else 2
-    text = f"{round(size, decimals):,.{decimals}f}"
-    return f"−{text}" if value < 0 and _visible(text) else text
+        decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    return f"{value:{sign}z,.{decimals}f}".replace("-", "−")
 
 
 def change(value: float, decimals: int | None = None) -> str:
@@ -49,13 +43,8 @@ def change(value: float, decimals: int | None = None) -> str:
     >>> change(2.0), change(-2.0), change(0.001)
     ('+2.00', '−2.00', '0.00')
     """
-    text = number(value, decimals)
-    return f"+{text}" if value > 0 and _visible(text) else text
-
-
-def _visible(text: str) -> bool:
-    """Whether any digit other than zero is left after rounding; zero gets no sign."""
-    return any(digit in text for digit in "123456789")
+    text = number(value, decimals, "+")
+    return text if text.strip("+0.") else text.removeprefix("+")
 
 
 def plus_minus(values: Floats, signed: bool = False) -> str:
@@ -83,27 +72,33 @@ def with_spread(middle: float, spread: float, signed: bool = False) -> str:
     return f"{write(middle, decimals)} ± {number(spread, decimals)}"
 
 
-def percent(value: float) -> str:
+def nats(cost: float | None) -> str:
+    """Write a cost.
+
+    >>> nats(0.01234), nats(2.5), nats(0.0002), nats(None)
+    ('0.012 nats', '2.50 nats', '≈ 0 nats', '–')
+    """
+    if cost is None or not math.isfinite(cost):
+        return MISSING
+    return "≈ 0 nats" if cost < 0.001 else f"{number(cost, 3 if cost < 1 else None)} nats"
+
+
+def percent(value: float | None) -> str:
     """Write a share as a percentage.
 
     >>> percent(0.9876)
     '98.8 %'
     """
-    return f"{100 * value:.1f} %" if math.isfinite(value) else MISSING
+    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
 
 
-def size(count: float) -> str:
+def size(count: int | None) -> str:
     """Write a number of bytes.
 
     >>> size(47040), size(0)
     ('47.0 kB', '0 B')
     """
-    if not math.isfinite(count):
-        return MISSING
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{number(count / factor, 1)} {unit}"
-    return f"{count:.0f} B"
+    return MISSING if count is None else filesize.decimal(count).replace("bytes", "B")
 
 
 def duration(seconds: float) -> str:

@@ -24,8 +24,19 @@
   function draw(plot) {
     const colours = getComputedStyle(document.documentElement);
     const { data, layout } = painted(figures.get(plot), colours);
-    const [ink, quiet, card, rule] = ["ink", "quiet", "card", "rule"].map((name) => colours.getPropertyValue(`--${name}`));
+    const [ink, quiet, card, rule] = ["ink", "quiet", "card", "rule"].map((name) =>
+      colours.getPropertyValue(`--${name}`).trim(),
+    );
+    const axis = {
+      gridcolor: rule,
+      zerolinecolor: rule,
+      linecolor: rule,
+      spikecolor: quiet,
+      spikethickness: 1,
+      fixedrange: true,
+    };
     const shared = {
+      template: { layout: { xaxis: axis, yaxis: axis } },
       paper_bgcolor: "transparent",
       plot_bgcolor: "transparent",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: quiet },

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boovae.errors import InputError
 from boovae.files import write_file
-from boovae.metrics.schema import Floats
-from boovae.report.charts import curves, digest, gains, is_joint, plotly_script, training
+from boovae.report.charts import curves, digest, gains, kind_of, plotly_script, training
 from boovae.report.components import rows
-from boovae.report.findings import NOTHING, Headline, Published, headlines
-from boovae.report.frame import environment, image_source, own_file
+from boovae.report.findings import Headline, Published, headlines
+from boovae.report.frame import environment, own_file
 from boovae.report.latents import latent_map, task_legend
 from boovae.report.matrices import ledger, matrices
 from boovae.report.numbers import MISSING, change, mean, plus_minus
@@ -26,21 +24,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One frame of the film strip."""
-
-    source: str
-    caption: str
-    alt: str
-
-
 def write_report(
-    runs: Sequence[RunRecord],
-    out: Path,
-    *,
-    warnings: Sequence[Sequence[str]] = (),
-    published: Published | None = None,
+    runs: Sequence[RunRecord], out: Path, *, warnings: Sequence[Sequence[str]] = (), published: Published | None = None
 ) -> Path:
     """Write the page about these runs and return its path.
 
@@ -52,62 +37,39 @@ def write_report(
         raise InputError("no run given: name at least one run folder, as written by 'boovae train'")
     if out.is_dir():
         raise InputError(f"{out} is a folder: give the name of a file, for example {out / 'report.html'}")
-    context = _content(runs, warnings or [()] * len(runs), published or {})
     script = own_file("page.js")
+    plotly, plotly_digest = plotly_script()
     page = environment().get_template("report/page.html")
     text = page.render(
+        _content(runs, warnings or [()] * len(runs), published or {}),
         style=own_file("style.css"),
         script=script,
-        script_digest=digest(script.encode("utf-8")),
-        plotly=plotly_script(),
-        parts=_parts(context),
-        **context,
+        digests=(digest(script.encode("utf-8")), plotly_digest),
+        plotly=plotly,
     )
     # JSON allows names with a lone surrogate, which UTF-8 cannot encode.
     write_file(out, text.encode("utf-8", errors="replace"))
     return out
 
 
-def _parts(context: dict[str, Any]) -> list[str]:
-    """Return the parts of the page that have content."""
-    any_run = {key: any(run[key] for run in context["runs"]) for key in context["runs"][0]}
-    there = {
-        "notice": context["notices"],
-        "headline": True,
-        "curves": context["curves"],
-        "film": any_run["film"],
-        "components": any_run["components"] or any_run["gains"],
-        "latents": any_run["latents"],
-        "matrices": context["matrices"],
-        "training": context["training"],
-        "cost": context["headline_table"],
-        "settings": True,
-    }
-    return [part for part, content in there.items() if content]
-
-
 def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]], published: Published) -> dict[str, Any]:
     """Return everything the parts of the page show."""
     labels = _labels(runs)
-    several = len(runs) > 1
     charts = curves(runs, labels, published)
     return {
-        "title": "Comparison of runs" if several else labels[0],
-        "several": several,
-        "measured": any(run.head.estimator is None for run in runs),
+        "title": "Comparison of runs" if len(runs) > 1 else labels[0],
         "runs": [
             {
+                "record": run,
                 "label": label,
                 "colour": index % COLOURS,
                 "dashed": index >= COLOURS,
                 "about": _about(run),
-                "joint": is_joint(run),
+                "joint": kind_of(run) == "joint",
                 "headlines": headlines(run, published),
-                "film": _film(run),
                 "components": rows(run),
                 "gains": gains(run),
                 "latents": latent_map(run),
-                "separate": run.latents is not None and run.latents.separate,
                 "tasks": task_legend(run),
                 "ledger": ledger(run, label),
             }
@@ -126,19 +88,15 @@ def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]], publi
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
     """Name each run by its folder; if names repeat, add the folder above, or else a number."""
-    for names in (
-        [run.name for run in runs],
-        ["/".join(run.path.split("/")[-2:]) for run in runs],
-    ):
+    for names in ([run.name for run in runs], ["/".join(run.path.split("/")[-2:]) for run in runs]):
         if len(set(names)) == len(names):
             return names
     return [f"{run.name} ({index})" for index, run in enumerate(runs, start=1)]
 
 
 def _about(run: RunRecord) -> str:
-    replicas = f"{len(run.seeds)} replicas" if len(run.seeds) != 1 else "1 replica"
-    tasks = f"{run.planned} tasks" if run.planned != 1 else "1 task"
-    return f"{run.method} on {run.dataset}, {tasks}, {replicas}"
+    counts = [f"{n} {what}{'s' if n != 1 else ''}" for n, what in ((run.planned, "task"), (len(run.seeds), "replica"))]
+    return f"{run.method} on {run.dataset}, {', '.join(counts)}"
 
 
 #: A command, or a flag with its value, in the text of a remedy.
@@ -171,9 +129,8 @@ def _state(run: RunRecord) -> str:
     if run.finished:
         return ""
     if run.head.estimator is not None:
-        return (
-            "A saved estimator keeps no images, so it is not measured: in Python, BooVAE.load(...).score(images) does."
-        )
+        how = "in Python, BooVAE.load(...).score(images) does"
+        return f"A saved estimator keeps no images, so it is not measured: {how}."
     if not run.evaluations:
         return f"This run is unfinished: none of its {run.planned} tasks has been evaluated yet."
     seen = run.evaluations[-1].task + 1
@@ -186,16 +143,14 @@ def _remarks(runs: Sequence[RunRecord]) -> list[str]:
     if len({run.dataset for run in runs}) > 1:
         remarks.append("The runs use different datasets: their NLLs cannot be compared.")
     if len({run.evaluations[-1].task if run.evaluations else -1 for run in runs}) > 1:
-        remarks.append(
-            "The runs have seen different numbers of tasks: compare the curves at the same place, "
-            "not the final numbers."
-        )
+        how = "compare the curves at the same place, not the final numbers"
+        remarks.append(f"The runs have seen different numbers of tasks: {how}.")
     return remarks
 
 
 def _headline_table(runs: Sequence[RunRecord], published: Published) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return each label with a (value, detail) per run."""
-    bound = next((run for run in runs if is_joint(run)), None)
+    bound = next((run for run in runs if kind_of(run) == "joint"), None)
     columns = []
     for run in runs:
         lines = headlines(run, published)
@@ -208,31 +163,19 @@ def _headline_table(runs: Sequence[RunRecord], published: Published) -> list[tup
 
 def _above(run: RunRecord, bound: RunRecord) -> Headline:
     """Return the gap to the NLL of joint training after the largest number of tasks that both runs have."""
-    label, detail = "NLL above the joint bound", "the runs have no number of tasks in common"
+    label = "NLL above the joint bound"
     if run is bound:
         return Headline(label, MISSING, "this is the bound")
-    ours, theirs = _pooled(run), _pooled(bound) if run.dataset == bound.dataset else {}
-    for task in sorted(ours, reverse=True):
-        gap = float(mean(ours[task])) - float(mean(theirs.get(task, NOTHING)))
+    ours, theirs = (
+        {each.task: each.nll.pooled for each in one.evaluations if each.nll and one.dataset == run.dataset}
+        for one in (run, bound)
+    )
+    for task in sorted(ours.keys() & theirs.keys(), reverse=True):
+        gap = float(mean(ours[task])) - float(mean(theirs[task]))
         if math.isfinite(gap):
             detail = f"nats, after {task + 1} tasks; the bound is {plus_minus(theirs[task])}"
             return Headline(label, change(gap), detail)
-    return Headline(label, MISSING, detail)
-
-
-def _pooled(run: RunRecord) -> dict[int, Floats]:
-    """Return the NLL of all tasks seen, after each."""
-    return {evaluation.task: evaluation.nll.pooled for evaluation in run.evaluations if evaluation.nll}
-
-
-def _film(run: RunRecord) -> list[Picture]:
-    frames = []
-    for task, content in run.samples.items():
-        name = run.task_name(task)
-        frames.append(
-            Picture(image_source(content), f"{task + 1} . {name}", f"Grid of samples after task {task + 1}, {name}")
-        )
-    return frames
+    return Headline(label, MISSING, "the runs have no number of tasks in common")
 
 
 def _side_by_side(columns: Sequence[dict[str, str]]) -> list[tuple[str, list[str], bool]]:

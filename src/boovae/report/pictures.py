@@ -45,20 +45,27 @@ def grid(
     >>> grid(np.zeros((6, 16)), shape=(4, 4), columns=3, scale=1).size
     (16, 11)
     """
-    from PIL import Image as Picture
-
-    tiles = _tiles(_checked(images, shape, columns, scale, pixel_range), shape, scale, pixel_range)
-    columns = columns or (1 if len(shape) == 1 else math.ceil(math.sqrt(len(tiles))))
-    sheet = _sheet(tiles, min(columns, len(tiles)))
-    return Picture.fromarray(sheet[:, :, 0] if sheet.shape[2] == 1 else sheet)
+    if scale < 1 or (columns is not None and columns < 1):
+        raise InputError(f"scale {scale} and columns {columns} must be at least 1")
+    tiles = _tiles(images, shape, scale, pixel_range)
+    columns = min(columns or (1 if len(shape) == 1 else math.ceil(math.sqrt(len(tiles)))), len(tiles))
+    rows = math.ceil(len(tiles) / columns)
+    _, height, width, channels = tiles.shape
+    cells = np.full((rows * columns, height + 1, width + 1, channels), SEPARATOR, dtype=np.uint8)
+    cells[: len(tiles), 1:, 1:] = tiles
+    sheet = np.concatenate([np.concatenate([*row], axis=1) for row in np.split(cells, rows)])
+    return _picture(np.pad(sheet, ((0, 1), (0, 1), (0, 0)), constant_values=SEPARATOR))
 
 
 def singles(images: npt.ArrayLike, shape: Sequence[int], pixel_range: tuple[float, float] = (0.0, 1.0)) -> list[Image]:
     """Return each of `images` (n, D) as a separate picture of the same size; arguments as in `grid`."""
+    return [_picture(tile) for tile in _tiles(images, shape, 1, pixel_range)]
+
+
+def _picture(pixels: Bytes) -> Image:
     from PIL import Image as Picture
 
-    tiles = _tiles(_checked(images, shape, None, 1, pixel_range), shape, 1, pixel_range)
-    return [Picture.fromarray(tile[:, :, 0] if tile.shape[2] == 1 else tile) for tile in tiles]
+    return Picture.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def save_grid(path: Path, images: npt.ArrayLike, shape: Sequence[int], **options: Any) -> None:
@@ -93,11 +100,6 @@ def gallery(
     return sheet
 
 
-def save_gallery(path: Path, rows: Sequence[tuple[str, npt.ArrayLike]], shape: Sequence[int], **options: Any) -> None:
-    """Write `gallery(rows, shape, **options)` to `path` as PNG."""
-    write_file(Path(path), png(gallery(rows, shape, **options)))
-
-
 def png(picture: Image) -> bytes:
     """Return a picture as the content of a PNG file."""
     buffer = io.BytesIO()
@@ -127,14 +129,8 @@ def _short(name: str) -> str:
     return line if len(line) <= LABEL_LENGTH else f"{line[: LABEL_LENGTH - 1]}…"
 
 
-def _checked(
-    images: npt.ArrayLike,
-    shape: Sequence[int],
-    columns: int | None,
-    scale: int,
-    pixel_range: tuple[float, float],
-) -> Floats:
-    """Return the images as floats (n, D) after checking every argument against the others."""
+def _tiles(images: npt.ArrayLike, shape: Sequence[int], scale: int, pixel_range: tuple[float, float]) -> Bytes:
+    """Check images (n, D) and turn them into enlarged tiles (n, h, w, channels), features into strips of colours."""
     flat = np.asarray(images, dtype=np.float64)
     if len(shape) not in (1, 2, 3) or min(shape) < 1 or (len(shape) == 3 and shape[0] not in (1, 3)):
         raise InputError(f"shape {tuple(shape)} is not a picture: give (h, w), (1, h, w), (3, h, w) or (features,)")
@@ -142,43 +138,20 @@ def _checked(
         raise InputError(
             f"images has shape {flat.shape}: give (n, {math.prod(shape)}) with n > 0 for shape {tuple(shape)}"
         )
-    if scale < 1 or (columns is not None and columns < 1):
-        raise InputError(f"scale {scale} and columns {columns} must be at least 1")
-    if not pixel_range[0] < pixel_range[1]:
-        raise InputError(f"pixel_range {pixel_range} is empty: give (lowest, highest)")
-    return flat
-
-
-def _tiles(flat: Floats, shape: Sequence[int], scale: int, pixel_range: tuple[float, float]) -> Bytes:
-    """Turn images (n, D) into enlarged tiles (n, h, w, channels), features into strips."""
     low, high = pixel_range
+    if not low < high:
+        raise InputError(f"pixel_range {pixel_range} is empty: give (lowest, highest)")
     unit = (np.clip(flat, low, high) - low) / (high - low)
     if len(shape) == 1:
-        return _strips(unit, scale)
+        stops = np.linspace(0.0, 1.0, len(RAMP))
+        colours = np.stack([np.interp(unit, stops, RAMP[:, c]) for c in range(3)], axis=-1)
+        cell = max(scale, STRIP_WIDTH // unit.shape[1])
+        return _to_bytes(colours)[:, None].repeat(4 * scale, axis=1).repeat(cell, axis=2)
     channels, height, width = (1, *shape) if len(shape) == 2 else shape
     pixels = _to_bytes(unit * 255).reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
     return pixels.repeat(scale, axis=1).repeat(scale, axis=2)
 
 
-def _strips(unit: Floats, scale: int) -> Bytes:
-    """Turn values in [0, 1] into one coloured strip each (n, h, w, 3)."""
-    stops = np.linspace(0.0, 1.0, len(RAMP))
-    colours = np.stack([np.interp(unit, stops, RAMP[:, c]) for c in range(3)], axis=-1)
-    cell = max(scale, STRIP_WIDTH // unit.shape[1])
-    return _to_bytes(colours)[:, None].repeat(4 * scale, axis=1).repeat(cell, axis=2)
-
-
 def _to_bytes(values: Floats) -> Bytes:
     """Round to bytes; NaN becomes the separators' grey."""
     return np.where(np.isnan(values), SEPARATOR, np.rint(values)).astype(np.uint8)
-
-
-def _sheet(tiles: Bytes, columns: int) -> Bytes:
-    """Put tiles (n, h, w, c) on one sheet, a pixel of separator around each."""
-    count, height, width, channels = tiles.shape
-    rows = math.ceil(count / columns)
-    sheet = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1, channels), SEPARATOR, dtype=np.uint8)
-    for index, tile in enumerate(tiles):
-        top, left = (index // columns) * (height + 1) + 1, (index % columns) * (width + 1) + 1
-        sheet[top : top + height, left : left + width] = tile
-    return sheet

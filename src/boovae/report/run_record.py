@@ -133,15 +133,8 @@ class Timing(msgspec.Struct, frozen=True, tag="task", tag_field="event"):
 
 #: Events that are read, by kind; methods may write other kinds, which are skipped.
 EVENTS: dict[str, type[msgspec.Struct]] = {
-    "run": Head,
-    "extend": Extension,
-    "task_start": TaskStart,
-    "epoch": Epoch,
-    "divergence": Divergence,
-    "components": ComponentsLearned,
-    "prune": Pruning,
-    "note": Note,
-    "evaluation": Evaluation,
+    str(kind.__struct_config__.tag): kind
+    for kind in (Head, Extension, TaskStart, Epoch, Divergence, ComponentsLearned, Pruning, Note, Evaluation)
 }
 
 
@@ -244,6 +237,12 @@ class RunRecord:
     def dataset(self) -> str:
         """The name of the dataset."""
         return self.head.dataset
+
+    @property
+    def wide(self) -> bool:
+        """Whether its pictures are strips of colours, or much wider than high."""
+        shape = self.head.shape
+        return len(shape) == 1 or shape[-1] > 2 * shape[-2]
 
     @property
     def finished(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from boovae.metrics.metric import numbers
 from boovae.metrics.schema import Floats
 from boovae.report.numbers import deviation, mean
-from boovae.report.run_record import Epoch, Gain, RunRecord
+from boovae.report.run_record import Epoch, RunRecord
 
 #: --s0 … --s7 of style.css; later series repeat them dashed.
 COLOURS = 8
@@ -75,12 +75,7 @@ def over_tasks(run: RunRecord, colour: int) -> dict[str, tuple[str, Series]]:
     }
 
 
-def over_components(gain: Gain, colour: int) -> Series:
-    """Return how much a task's divergence falls with the number of components, relative to the smallest mixture."""
-    return with_band(gain.sizes, gain.divergence[:1] - gain.divergence, colour)
-
-
-def over_epochs(run: RunRecord, split: str, term: str, colour: int, dashed: bool = False) -> Series:
+def over_epochs(run: RunRecord, split: str, term: str, colour: int) -> Series:
     """Return a training curve; all tasks get the same width, so that runs can share a chart."""
     parts: list[tuple[Floats, Floats, Floats]] = []
     for task in sorted({epoch.task for epoch in run.epochs}):
@@ -91,9 +86,9 @@ def over_epochs(run: RunRecord, split: str, term: str, colour: int, dashed: bool
         parts.append((x[keep], mean(values)[keep], spread[keep]))
         parts.append((x[-1:], np.array([np.nan]), np.zeros(1)))  # a gap before the next task
     if not parts:
-        return Series(np.zeros(0), np.zeros(0), np.zeros(0), colour, dashed)
+        return Series(np.zeros(0), np.zeros(0), np.zeros(0), colour)
     x, y, band = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Series(x, y, band, colour, dashed)
+    return Series(x, y, band, colour)
 
 
 def _held(epochs: Sequence[Epoch], split: str, term: str) -> Floats:

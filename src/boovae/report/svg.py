@@ -6,115 +6,81 @@ import io
 import re
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from boovae.report.numbers import number
-from boovae.report.series import COLOURS, Series, settled_range
+from boovae.report.series import COLOURS, Series
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 WIDE = 3  # ratio of the largest to the smallest number above which a `wide` axis is logarithmic
-# Placeholder colours for matplotlib, replaced by the page's colours in the SVG.
+# Placeholder colours of svg.mplstyle, replaced by the page's colours in the SVG.
 INK, RULE = "#010203", "#010204"
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # keeps text as text: it scales, can be read aloud and uses the page's font
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": RULE,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.7,
-}
 
 
 def chart(
     series: Sequence[Series],
     label: str,
     x_label: str,
-    clip: bool = False,
     salt: str = "",
     wide: bool = False,
     beside: Sequence[Series] = (),
 ) -> Markup:
     """Draw the series that have any numbers as an SVG element; empty if none has.
 
-    With `clip` the steep first epochs of every task may leave the frame, so that the rest is visible. With `wide` the
-    axis is logarithmic if the largest number is more than WIDE times the smallest, so that one bad series does not
-    squash the others. Charts with the same labels on one page need different `salt`. The axes also cover the series
-    `beside`, which are not drawn, so that neighbouring charts can have the same axes.
+    With `wide` the axis is logarithmic if the largest number is more than WIDE times the smallest, so that one bad
+    series does not squash the others. Charts with the same labels on one page need different `salt`. The axes also
+    cover the series `beside`, which are not drawn, so that neighbouring charts can have the same axes.
     """
     from markupsafe import Markup
+    from matplotlib import rc_context, style
 
     drawn, others = ([line for line in lines if line.drawn] for lines in (series, beside))
     if not drawn:
         return Markup("")
     ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in (line.ends for line in drawn))
-    svg = _svg(drawn, label, x_label, clip, salt, wide, others)
+    # Ids are hashes: salted with the chart's text they are reproducible and unique on a page.
+    look = str(resources.files("boovae.report").joinpath("svg.mplstyle"))
+    with rc_context({"svg.hashsalt": label + salt}), style.context(look):
+        svg = _svg(drawn, label, x_label, wide, others)
     return Markup(_inline(svg, f"{label} over {x_label}: {ends}"))  # every text in it is escaped
 
 
-def _svg(
-    series: Sequence[Series], label: str, x_label: str, clip: bool, salt: str, wide: bool, beside: Sequence[Series]
-) -> str:
+def _svg(series: Sequence[Series], label: str, x_label: str, wide: bool, beside: Sequence[Series]) -> str:
     """Return matplotlib's SVG file of a chart."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-    # Ids are hashes: salted with the chart's text they are reproducible and unique on a page.
-    with rc_context(STYLE | {"svg.hashsalt": label + salt}):
-        figure = Figure(figsize=(5.0, 2.9))
-        # Fixed margins align charts in a row; an automatic layout would draw everything twice.
-        axes = figure.add_axes((0.11, 0.17, 0.87, 0.73))
-        for line in series:
-            colour = f"#0a0b{line.colour % COLOURS:02x}"
-            style = (0, (4, 2)) if line.dashed or line.colour >= COLOURS else "-"
-            axes.fill_between(line.x, line.y - line.band, line.y + line.band, color=colour, alpha=0.18, linewidth=0)
-            axes.plot(
-                line.x,
-                line.y,
-                color=colour,
-                linestyle=style,
-                linewidth=1.6,
-                marker="o" if line.marks else "",
-                markersize=3.5,
-            )
-        for line in beside:
-            for edge in (line.y - line.band, line.y + line.band):
-                axes.update_datalim(np.column_stack((line.x, edge)))
-        axes.autoscale_view()
-        if clip and (span := settled_range(series)):
-            axes.set_ylim(*span)
-        axes.set_xlabel(x_label)
-        axes.set_title(label, loc="left", fontsize=9)  # horizontal, easier to read
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        if wide and _is_wide([*series, *beside]):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-            axes.yaxis.set_major_formatter(ScalarFormatter())
-            axes.yaxis.set_minor_locator(NullLocator())
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    figure = Figure(figsize=(5.0, 2.9))
+    # Fixed margins align charts in a row; an automatic layout would draw everything twice.
+    axes = figure.add_axes((0.11, 0.17, 0.87, 0.73))
+    for line in series:
+        colour = f"#0a0b{line.colour % COLOURS:02x}"
+        style = (0, (4, 2)) if line.dashed or line.colour >= COLOURS else "-"
+        marker = "o" if line.marks else ""
+        axes.fill_between(line.x, line.y - line.band, line.y + line.band, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(line.x, line.y, color=colour, linestyle=style, marker=marker)
+    for line in beside:
+        for edge in (line.y - line.band, line.y + line.band):
+            axes.update_datalim(np.column_stack((line.x, edge)))
+    axes.autoscale_view()
+    axes.set_xlabel(x_label)
+    axes.set_title(label, loc="left")  # horizontal, easier to read
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    values = np.concatenate([line.y for line in (*series, *beside)])
+    if wide and np.nanmin(values) > 0 and np.nanmax(values) > WIDE * np.nanmin(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return buffer.getvalue()
-
-
-def _is_wide(series: Sequence[Series]) -> bool:
-    values = np.concatenate([line.y for line in series])
-    return bool(np.nanmin(values) > 0 and np.nanmax(values) > WIDE * np.nanmin(values))
 
 
 def _inline(svg: str, describe: str) -> str:

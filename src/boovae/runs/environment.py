@@ -27,13 +27,12 @@ def source_commit() -> str:
 
 def environment(device: torch.device, compiled: bool, command: str) -> dict[str, Any]:
     """Return the content of `environment.json`."""
+    cpu = f"cpu ({torch.get_num_threads()} threads)"
     return {
         "boovae": boovae.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu ({torch.get_num_threads()} threads)",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "compiled": compiled,
         "commit": source_commit(),
         "command": command or " ".join(sys.argv),

@@ -54,12 +54,6 @@ def evaluate_run(
         if past.missing:
             display.note(past.explain())
         networks = sample_networks(past.stream, trainer, metrics, display.note, features, data_dir)
-        return evaluate(
-            trainer,
-            tasks,
-            networks.classifier,
-            run.evaluations[: trainer.tasks_done - 1],
-            metrics=metrics,
-            references=networks.references,
-            progress=display.evaluating,
-        )
+        history, show = run.evaluations[: trainer.tasks_done - 1], display.evaluating
+        classifier, references = networks
+        return evaluate(trainer, tasks, classifier, history, metrics=metrics, references=references, progress=show)

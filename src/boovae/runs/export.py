@@ -16,8 +16,9 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from boovae.model.distributions import DiagonalMixture, StandardNormal
 from boovae.model.likelihood_base import Likelihood
 from boovae.model.priors.boosted import EMPTY
 from boovae.replicas.stacked import replica_of
+from boovae.report.outputs import prepared
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
@@ -75,9 +77,12 @@ class Decoder(Scaled):
 
 
 class Sampler(nn.Module):
-    """Maps random numbers to images: a latent from the prior, then the decoder."""
+    """Maps random numbers to images: a latent from the prior, then the decoder.
 
-    log_weights: Tensor  # (C,), of a mixture
+    Its buffers are the tensors of a mixture without empty slots; a standard normal has none.
+    """
+
+    log_weights: Tensor  # (C,)
     mean: Tensor  # (C, L)
     log_variance: Tensor  # (C, L)
 
@@ -85,8 +90,10 @@ class Sampler(nn.Module):
         super().__init__()
         self.decoder = decoder
         self.mixture = isinstance(prior, DiagonalMixture)
-        for name, tensor in _components(prior).items():
-            self.register_buffer(name, tensor)
+        if isinstance(prior, DiagonalMixture):
+            kept = prior.log_weights > EMPTY / 2
+            for name, tensor in prior._asdict().items():
+                self.register_buffer(name, tensor[kept].clone())
 
     def forward(self, uniform: Tensor, normal: Tensor) -> Tensor:
         """Return images (n, D) from uniform (n,) and standard normal (n, L) random numbers."""
@@ -95,14 +102,6 @@ class Sampler(nn.Module):
             latents = DiagonalMixture(self.log_weights, self.mean, self.log_variance).sample(uniform, normal)
         images: Tensor = self.decoder(latents)
         return images
-
-
-def _components(prior: DiagonalMixture | StandardNormal) -> dict[str, Tensor]:
-    """Return the mixture's tensors without empty slots; nothing for the standard normal."""
-    if isinstance(prior, StandardNormal):
-        return {}
-    kept = prior.log_weights > EMPTY / 2
-    return {name: tensor[kept].clone() for name, tensor in prior._asdict().items()}
 
 
 @torch.no_grad()
@@ -132,12 +131,8 @@ def export(
 ) -> list[Path]:
     """Write a model to `folder` and return the files; `model.json` beside them describes inputs and outputs."""
     nets = networks(trainer, replica, task, head)
-    write = {"safetensors": _safetensors, "torch-export": _torch_export, "onnx": _onnx}[form]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder} ({{out}}): {error.strerror}; choose another folder") from error
-    files = write(nets, folder, trainer)
+    prepared(folder)
+    files = _weights(nets, folder) if form == "safetensors" else _programs(nets, folder, trainer, form)
     card = folder / "model.json"
     write_file(card, json.dumps(_card(trainer, form, replica, task, files), indent=1).encode())
     return [*files, card]
@@ -165,73 +160,41 @@ def _card(trainer: Trainer, form: str, replica: int, task: int | None, files: li
 # --- the formats ----------------------------------------------------------------------------------------------------
 
 
-def _safetensors(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Path]:
-    """Write encoder.*, decoder.* and prior.* of the model, and centre and scale of the data, into one file."""
+def _weights(nets: dict[str, nn.Module], folder: Path) -> list[Path]:
+    """Write encoder.*, decoder.* and prior.* of the model, and centre and scale of the data, into one safetensors."""
     from safetensors.torch import save
 
     encoder, sampler = nets["encoder"], nets["sampler"]
     tensors = {name.replace("net.", "encoder.", 1): tensor for name, tensor in encoder.state_dict().items()}
-    for name, tensor in sampler.state_dict().items():
-        inside = name.startswith("decoder.net.")
-        if inside or not name.startswith("decoder."):
-            tensors[name.replace("decoder.net.", "decoder.") if inside else f"prior.{name}"] = tensor
+    tensors |= {f"decoder.{name}": tensor for name, tensor in sampler.get_submodule("decoder.net").state_dict().items()}
+    tensors |= {f"prior.{name}": tensor for name, tensor in sampler.named_buffers(recurse=False)}
     path = folder / "model.safetensors"
     write_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
     return [path]
 
 
-def _torch_export(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Path]:
-    """Write one program of `torch.export` per network; `torch.export.load(path).module()` runs it."""
+def _programs(nets: dict[str, nn.Module], folder: Path, trainer: Trainer, form: Format) -> list[Path]:
+    """Write one program per network, each under a temporary name first.
 
-    def write(name: str, net: nn.Module, arguments: tuple[Tensor, ...], path: Path) -> None:
-        rows = torch.export.Dim("n", min=1)
-        program = torch.export.export(net, arguments, dynamic_shapes=tuple({0: rows} for _ in arguments))
-        torch.export.save(program, path)
-
-    return _programs(nets, folder, trainer, ".pt2", write)
-
-
-def _onnx(nets: dict[str, nn.Module], folder: Path, trainer: Trainer) -> list[Path]:
-    """Write one ONNX program per network."""
-    try:
-        import onnxscript  # noqa: F401 (torch's exporter needs it)
-    except ImportError:
-        raise InputError("{format} onnx needs packages that are not installed: pip install 'boovae[onnx]'") from None
-
-    def write(name: str, net: nn.Module, arguments: tuple[Tensor, ...], path: Path) -> None:
-        rows = torch.export.Dim("n", min=1)
-        takes, gives = INTERFACE[name]
-        with _quiet():
-            torch.onnx.export(
-                net,
-                arguments,
-                path,
-                input_names=list(takes),
-                output_names=gives,
-                dynamic_shapes=tuple({0: rows} for _ in arguments),
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
-
-    return _programs(nets, folder, trainer, ".onnx", write)
-
-
-def _programs(
-    nets: dict[str, nn.Module],
-    folder: Path,
-    trainer: Trainer,
-    ending: str,
-    write: Callable[[str, nn.Module, tuple[Tensor, ...], Path], None],
-) -> list[Path]:
-    """Write one file per network, each under a temporary name first."""
+    `torch.export.load(path).module()` runs one of torch-export.
+    """
+    if form == "onnx" and not find_spec("onnxscript"):  # torch's exporter needs it
+        raise InputError("{format} onnx needs packages that are not installed: pip install 'boovae[onnx]'")
     sizes = {"n": 3, "pixels": math.prod(trainer.spec.shape), "latent_dim": trainer.settings.model.latent_dim}
     paths = []
     for name, net in nets.items():
-        path = folder / f"{name}{ending}"
-        temporary = folder / f".{name}{ending}"
-        takes, _ = INTERFACE[name]
-        write(name, net, tuple(torch.zeros([sizes[axis] for axis in axes]) for axes in takes.values()), temporary)
+        path = folder / f"{name}{'.onnx' if form == 'onnx' else '.pt2'}"
+        temporary = path.with_name(f".{path.name}")
+        takes, gives = INTERFACE[name]
+        arguments = tuple(torch.zeros([sizes[axis] for axis in axes]) for axes in takes.values())
+        rows = torch.export.Dim("n", min=1)
+        shapes = tuple({0: rows} for _ in arguments)
+        if form == "onnx":
+            names: dict[str, Any] = {"input_names": list(takes), "output_names": gives, "dynamic_shapes": shapes}
+            with _quiet():
+                torch.onnx.export(net, arguments, temporary, **names, dynamo=True, external_data=False, verbose=False)
+        else:
+            torch.export.save(torch.export.export(net, arguments, dynamic_shapes=shapes), temporary)
         temporary.replace(path)
         paths.append(path)
     return paths
@@ -240,14 +203,9 @@ def _programs(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter's log messages and warnings."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(logging.NOTSET)

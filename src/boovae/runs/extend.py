@@ -106,7 +106,7 @@ def _plan(run: Run, source: str | None, name: str | None, data_dir: Path | None,
     if begun is not None and ((source is None) != (begun["source"] is None) or name not in (None, begun["name"])):
         raise _unfinished(run.folder, begun)  # another path is fine: the same images may have moved
     past = learned_images(run.settings, head, extensions, data_dir, download=source is None, moved=moved)
-    stream = _next_task(past, run.settings) if source is None else _one_task(run.settings, source, data_dir)
+    stream = _new_task(past, run.settings, source, data_dir)
     if begun is not None and begun["split"]["digest"] != stream.digest:
         raise _unfinished(run.folder, begun)
     _check_fits(stream, head, source)
@@ -159,21 +159,18 @@ def _source(data: str | None) -> str | None:
     return absolute(f"{'folder' if Path(data).expanduser().is_dir() else 'npz'}:{data}")
 
 
-def _one_task(settings: Settings, source: str, data_dir: Path | None) -> Stream:
-    try:
-        return load_data(settings, data_dir, source)
-    except InputError as error:
-        raise InputError(f"{{data}} {source}: {error.text}") from error
-
-
-def _next_task(past: Past, settings: Settings) -> Stream:
-    """Return the task of the run's own dataset that follows those already learned."""
+def _new_task(past: Past, settings: Settings, source: str | None, data_dir: Path | None) -> Stream:
+    """Return the images of `source`, or the task of the run's own dataset that follows those already learned."""
+    if source is not None:
+        try:
+            return load_data(settings, data_dir, source)
+        except InputError as error:
+            raise InputError(f"{{data}} {source}: {error.text}") from error
     if isinstance(past.own, str):
         raise InputError(f"the run's own dataset is not available ({past.own}): name the new images with {{data}}")
-    if past.own_tasks >= len(past.own):
-        raise InputError(
-            f"all {len(past.own)} tasks of {settings.data.dataset} are learned: name the new images with {{data}}"
-        )
+    count, dataset = len(past.own), settings.data.dataset
+    if past.own_tasks >= count:
+        raise InputError(f"all {count} tasks of {dataset} are learned: name the new images with {{data}}")
     return past.own[past.own_tasks : past.own_tasks + 1]
 
 
@@ -200,13 +197,12 @@ def _size(shape: Sequence[int]) -> str:
 
 def _event(task: int, stream: Stream, source: str | None, name: str | None, taken: Sequence[str]) -> Event:
     new: Task = stream[0]
-    splits = {"train": new.train, "valid": new.valid, "test": new.test}
     return {
         "event": "extend",
         "task": task,
         "name": _chosen_name(name, new.name if source is None else _default_name(source), taken),
         "source": source,
-        "images": {split: len(part.images) for split, part in splits.items()},
+        "images": {split: len(getattr(new, split).images) for split in ("train", "valid", "test")},
         "split": stream.split_record,
     }
 
@@ -214,10 +210,8 @@ def _event(task: int, stream: Stream, source: str | None, name: str | None, take
 def _default_name(source: str) -> str:
     """Return the default name of a task: that of its dataset, or of its file or folder without the suffix."""
     form, _, path = source.partition(":")
-    if not path:
-        return source
     whole = Path(path).expanduser().resolve()
-    return whole.stem if form == "npz" else whole.name
+    return (whole.stem if form == "npz" else whole.name) if path else source
 
 
 def _chosen_name(wanted: str | None, default: str, taken: Sequence[str]) -> str:

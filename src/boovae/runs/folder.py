@@ -19,7 +19,7 @@ from boovae.errors import InputError
 from boovae.files import read_file
 from boovae.metrics.evaluation import Evaluation, read_evaluation
 from boovae.metrics.schema import REMEDY, decode
-from boovae.report.run_record import EVENTS, ComponentsFile, ComponentsLearned, Divergence, Head, LatentMap, Timing
+from boovae.report import run_record as records
 
 Event = dict[str, Any]
 Content = TypeVar("Content", bound=msgspec.Struct)
@@ -98,10 +98,11 @@ class RunFolder:
         """Return the lines of the log, or of its first `length` bytes."""
         return _lines(self.log, notes, length)
 
-    def read_timings(self, notes: list[str]) -> dict[int, Timing]:
+    def read_timings(self, notes: list[str]) -> dict[int, records.Timing]:
         """Return the wall times by task; the file appears with the first finished task."""
         lines = _lines(self.timing, notes) if self.timing.is_file() else []
-        kept = [decode(line.event, Timing, line.where, _no_axes) for line in lines if line.event.get("event") == "task"]
+        ended = [line for line in lines if line.event.get("event") == "task"]
+        kept = [decode(line.event, records.Timing, line.where, _no_axes) for line in ended]
         return {timing.task: timing for timing in kept}  # an interrupted evaluation is timed again
 
     def read_samples(self, notes: list[str]) -> dict[int, bytes]:
@@ -115,19 +116,19 @@ class RunFolder:
                 notes.append(f"samples/{path.name} is not a PNG picture; it is left out.")
         return pictures
 
-    def read_components(self, notes: list[str]) -> ComponentsFile:
+    def read_components(self, notes: list[str]) -> list[records.Component]:
         """Return the components of the first replica; a damaged file has none and leaves a note."""
-        found = _optional(self.components, ComponentsFile, "the learned components are left out", notes)
+        left_out = "the learned components are left out"
+        found = _optional(self.components, records.ComponentsFile, left_out, notes)
         for index, part in enumerate(found.components if found else ()):
             if not (part.pseudo_input.startswith(PNG) and part.decoded.startswith(PNG)):
-                name = self.components.name
-                notes.append(f"{name} is damaged (picture {index} is not a PNG); the learned components are left out.")
-                return ComponentsFile([])
-        return found or ComponentsFile([])
+                notes.append(f"{self.components.name} is damaged (picture {index} is not a PNG); {left_out}.")
+                return []
+        return found.components if found else []
 
-    def read_latents(self, notes: list[str]) -> LatentMap | None:
+    def read_latents(self, notes: list[str]) -> records.LatentMap | None:
         """Return the latent map; None before the first evaluation; a damaged file leaves a note."""
-        return _optional(self.latents, LatentMap, "the latent map is left out", notes)
+        return _optional(self.latents, records.LatentMap, "the latent map is left out", notes)
 
 
 class Log:
@@ -149,8 +150,8 @@ class Log:
         kind, replicas = event.get("event"), len(self.typed[0].seeds) if self.typed else 0
         if (kind == "run") != (not self.typed):
             raise InputError(f"{self.path} must begin with its only 'run' event; copy the whole run folder")
-        if isinstance(kind, str) and kind in EVENTS and kind not in self.passed:
-            self.typed.append(_typed(event, EVENTS[kind], where, replicas))
+        if isinstance(kind, str) and kind in records.EVENTS and kind not in self.passed:
+            self.typed.append(_typed(event, records.EVENTS[kind], where, replicas))
         self.events.append(event)
 
     def all_of(self, kind: type[Content]) -> list[Content]:
@@ -169,13 +170,13 @@ def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) 
         return read_evaluation(event, where, replicas)
 
     def sizes(found: msgspec.Struct) -> Mapping[str, int]:
-        count = found.sizes.size if isinstance(found, ComponentsLearned) and found.sizes is not None else -1
+        count = found.sizes.size if isinstance(found, records.ComponentsLearned) and found.sizes is not None else -1
         return {"replicas": replicas, "sizes": count}
 
     found = decode(event, kind, where, sizes)
-    if isinstance(found, Divergence) and found.replica >= replicas:
+    if isinstance(found, records.Divergence) and found.replica >= replicas:
         raise InputError(f"{where}: 'replica' must be below {replicas}; {REMEDY}")
-    if isinstance(found, Head):
+    if isinstance(found, records.Head):
         low, high = found.pixel_range
         if not (0 < int(np.prod(found.shape, dtype=object)) < 10**8 and low < high):
             raise InputError(

@@ -35,7 +35,6 @@ from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from boovae.methods import MethodList
     from boovae.model.vae import VAE
     from boovae.runs.run import Run
 
@@ -159,8 +158,8 @@ def components(trainer: Trainer, replica: int = 0) -> list[Component]:
         numbers = torch.stack([weights, masses, costs, shares], 1).tolist()
         for place in (log_weights[task] > EMPTY / 2).nonzero().flatten().tolist():
             weight, mass, cost, share = numbers[place]
-            images = inputs[task, place], decoded[place]
-            found.append(Component(task, place, weight, mass, cost, share, *images))
+            pictures = inputs[task, place], decoded[place]
+            found.append(Component(task, place, weight, mass, cost, share, *pictures))
     return sorted(found, key=lambda component: (component.task, -component.cost))
 
 
@@ -188,16 +187,11 @@ def prune(trainer: Trainer, cost: float, tasks: Sequence[int]) -> list[Event]:
         if (kept < count_before).any():
             dropped = (count_before - kept).tolist()
             events.append({"event": "prune", "task": task, "cost": cost, "dropped": dropped, "kept": kept.tolist()})
-    _remember_weights(trainer.method, log_weights[:, : trainer.tasks_done])
+    kept_as = WEIGHTS.removeprefix("prior.")
+    for part in trainer.method.parts:  # those that keep the weights in their memory
+        if kept_as in part.memory:
+            part.memory[kept_as] = log_weights[:, : trainer.tasks_done].clone()
     return events
-
-
-def _remember_weights(method: MethodList, log_weights: Tensor) -> None:
-    """Update the weights (R, T, K) in the memory of the methods that keep them."""
-    name = WEIGHTS.removeprefix("prior.")
-    for part in method.parts:
-        if name in part.memory:
-            part.memory[name] = log_weights.clone()
 
 
 def prune_run(run: Run, trainer: Trainer, cost: float, tasks: Sequence[int]) -> list[Event]:
@@ -225,8 +219,7 @@ def save_components(run: Run, trainer: Trainer) -> None:
     """Write the first replica's components into the run folder: numbers with small pictures, and a gallery."""
     names, found = task_names(run), components(trainer)
     listed = [component.numbers(names) | _pictures(component, trainer) for component in found]
-    content = json.dumps({"replica": 0, "components": listed}, indent=1)
-    write_file(run.files.components, content.encode())
+    write_file(run.files.components, json.dumps({"replica": 0, "components": listed}, indent=1).encode())
     save_gallery(run.files.components_picture, found, trainer, names)
 
 
@@ -237,13 +230,13 @@ def task_names(run: Run) -> dict[int, str]:
 
 def save_gallery(path: Path, found: Sequence[Component], trainer: Trainer, names: Mapping[int, str]) -> None:
     """Write components as PNG: for each task a row of pseudo-inputs above a row of their decoded images."""
-    from boovae.report.pictures import save_gallery as save
+    from boovae.report.pictures import gallery, png
 
     labelled = []
     for task, components in itertools.groupby(found, key=lambda component: component.task):
         pairs = torch.stack([torch.stack([each.pseudo_input, each.decoded]) for each in components], dim=1)
         labelled.append((names.get(task, f"task {task}"), pairs.cpu().numpy()))
-    save(path, labelled, trainer.spec.shape, pixel_range=trainer.spec.pixel_range)
+    write_file(path, png(gallery(labelled, trainer.spec.shape, trainer.spec.pixel_range)))
 
 
 def _pictures(component: Component, trainer: Trainer) -> dict[str, str]:

@@ -7,16 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
 
 #: Seconds between two plain lines.
 LINE_INTERVAL = 10.0
@@ -45,9 +37,7 @@ class Lines(Display):
     """Plain lines, at most one every ten seconds within a task."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._head = ""
-        self._epochs = 0
+        self._last, self._head, self._epochs = time.monotonic(), "", 0
 
     def task(self, index: int, total: int | None, name: str, epochs: int) -> None:
         """Print which task begins."""
@@ -73,17 +63,17 @@ class Live(Display):
     """
 
     def __init__(self) -> None:
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[text]}", markup=False),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
             transient=True,
         )
-        self._all: TaskID | None = None
+        self._all: progress.TaskID | None = None
         self._epochs = self._bars.add_task("epoch", text="")
 
     def task(self, index: int, total: int | None, name: str, epochs: int) -> None:

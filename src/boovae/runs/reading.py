@@ -7,24 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from boovae.config.resolve import flattened
 from boovae.metrics.evaluation import Evaluation
 from boovae.metrics.forgetting import judged
-from boovae.report.run_record import (
-    ComponentsLearned,
-    Divergence,
-    Epoch,
-    Extension,
-    Gain,
-    Head,
-    Note,
-    Pruning,
-    RunRecord,
-    TaskStart,
-)
+from boovae.report import run_record as records
+from boovae.report.run_record import RunRecord, TaskStart
 from boovae.runs.folder import LOG_FORMAT, Log, RunFolder
 
 
@@ -42,7 +32,7 @@ def read_record(path: Path) -> RunRecord:
         environment=flatten(folder.read_environment()),
         timings=folder.read_timings(notes),
         samples=folder.read_samples(notes),
-        components=folder.read_components(notes).components,
+        components=folder.read_components(notes),
         latents=folder.read_latents(notes),
         notes=notes,
     )
@@ -50,27 +40,27 @@ def read_record(path: Path) -> RunRecord:
 
 def record_of_log(folder: Path, log: Log, config: dict[str, str]) -> RunRecord:
     """Build the record from the log alone."""
-    head: Head = log.require().typed[0]
+    head: records.Head = log.require().typed[0]
     # If an epoch or an evaluation was written twice, the last one counts.
-    epochs = {(epoch.task, epoch.epoch): epoch for epoch in log.all_of(Epoch)}
+    epochs = {(epoch.task, epoch.epoch): epoch for epoch in log.all_of(records.Epoch)}
     evaluations = {evaluation.task: evaluation for evaluation in log.all_of(Evaluation)}
-    components = log.all_of(ComponentsLearned)
+    components = log.all_of(records.ComponentsLearned)
     last = max((at for at, event in enumerate(log.typed) if isinstance(event, Evaluation)), default=len(log.typed))
     late = {id(event) for event in log.typed[last:]}
-    named = {event.task: event.name for event in log.typed if isinstance(event, (Extension, TaskStart))}
+    named = {event.task: event.name for event in log.typed if isinstance(event, (records.Extension, TaskStart))}
     return RunRecord(
         path=str(folder.resolve()),
         head=head,
-        planned=len(head.tasks) + len({event.task for event in log.all_of(Extension)}),
+        planned=len(head.tasks) + len({event.task for event in log.all_of(records.Extension)}),
         task_names={**dict(enumerate(head.tasks)), **named},
         class_names=_class_names(head, log.all_of(TaskStart)),
         epochs=[epochs[key] for key in sorted(epochs)],
-        divergences=log.all_of(Divergence),
+        divergences=log.all_of(records.Divergence),
         evaluations=_judged([evaluations[task] for task in sorted(evaluations)]),
         gains=_gains(components),
         kept={event.task: event for event in components if event.kept is not None},
-        prunings=[Pruning(event.task, event.dropped, id(event) in late) for event in log.all_of(Pruning)],
-        remarks=log.all_of(Note),
+        prunings=[replace(event, late=id(event) in late) for event in log.all_of(records.Pruning)],
+        remarks=log.all_of(records.Note),
         config=config,
     )
 
@@ -81,7 +71,7 @@ def _judged(evaluations: list[Evaluation]) -> list[Evaluation]:
     for each in evaluations:
         if each.forgetting is not None:
             change = judged(each.forgetting, [nll.get(seen) for seen in range(1, each.learned + 1)])
-            each = msgspec.structs.replace(each, forgetting=change)
+            each = replace(each, forgetting=change)
         found.append(each)
     return found
 
@@ -102,7 +92,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _class_names(head: Head, begun: list[TaskStart]) -> dict[int, str]:
+def _class_names(head: records.Head, begun: list[TaskStart]) -> dict[int, str]:
     """Name classes after tasks if every task is one class; otherwise return no names.
 
     Tasks that were cut at borders have no class of their own.
@@ -113,7 +103,7 @@ def _class_names(head: Head, begun: list[TaskStart]) -> dict[int, str]:
     return {own[0]: name for own, name in reversed(classes)}  # a class that comes back keeps its first name
 
 
-def _gains(components: list[ComponentsLearned]) -> dict[int, Gain]:
+def _gains(components: list[records.ComponentsLearned]) -> dict[int, records.Gain]:
     """Return the divergence by number of components, for each task; if a size was measured twice, the last counts."""
     latest: dict[int, dict[float, Any]] = {}
     for event in components:
@@ -121,6 +111,6 @@ def _gains(components: list[ComponentsLearned]) -> dict[int, Gain]:
             rows = zip(event.sizes.tolist(), event.divergence, strict=True)
             latest.setdefault(event.task, {}).update({size: row for size, row in rows if size == size})
     return {
-        task: Gain(np.array(sorted(found)), np.array([found[size] for size in sorted(found)]))
+        task: records.Gain(np.array(sorted(found)), np.array([found[size] for size in sorted(found)]))
         for task, found in sorted(latest.items())
     }

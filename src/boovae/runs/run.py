@@ -60,10 +60,8 @@ class Run:
     # --- making and opening -------------------------------------------------------------------------------------
 
     @classmethod
-    def create(
-        cls, folder: Path, settings: Settings, environment: dict[str, Any], display: Display | None = None
-    ) -> Run:
-        """Make a new run folder; refuse one that already holds a run."""
+    def create(cls, folder: Path, settings: Settings, made: dict[str, Any], display: Display | None = None) -> Run:
+        """Make a new run folder, `made` in this environment; refuse one that already holds a run."""
         try:
             make_folder(RunFolder(folder).samples)
         except OSError as error:
@@ -74,7 +72,7 @@ class Run:
                 raise InputError(
                     f"{folder} already holds a run: choose another {{out}}, or {{resume=auto}} to continue it"
                 )
-            write_file(run.files.environment, json.dumps(environment, indent=1).encode())
+            write_file(run.files.environment, json.dumps(made, indent=1).encode())
             write_file(run.files.log, b"")
             write_file(run.files.config, to_toml(settings, REGISTRY.sections(settings.method)).encode())
             stack.pop_all()
@@ -154,11 +152,8 @@ class Run:
                 f"{event['kl_warmup']} epochs"
             )
         if event["event"] == "divergence":
-            done = (
-                "given up; the others continue"
-                if event["retry"] == "frozen"
-                else "back to its best state, with half the learning rate"
-            )
+            lost = event["retry"] == "frozen"
+            done = "given up; the others continue" if lost else "back to its best state, with half the learning rate"
             self.display.note(f"replica {event['replica']} diverged in epoch {event['epoch']}: {done}")
 
     def timing(self, event: Event) -> None:

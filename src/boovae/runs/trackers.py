@@ -10,11 +10,11 @@ import hashlib
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from boovae.errors import InputError, unknown_name
 from boovae.metrics.evaluation import read_evaluation
@@ -27,19 +27,6 @@ Event = dict[str, Any]
 
 #: The package of each tracker; each is an extra of this one.
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-
-
-class Tracker(Protocol):
-    """A destination for numbers and pictures."""
-
-    def numbers(self, values: dict[str, float], axis: str, step: int) -> None:
-        """Log numbers by tag at a step of an axis, `epoch` or `tasks_seen`."""
-
-    def picture(self, tag: str, path: Path, axis: str, step: int) -> None:
-        """Log a PNG file."""
-
-    def close(self) -> None:
-        """Send what is left."""
 
 
 class TensorBoard:
@@ -128,13 +115,14 @@ def numbers_of(event: Event, epochs: int, seeds: Sequence[int]) -> Numbers | Non
         return None
     evaluation = read_evaluation(event, "the evaluation", len(seeds))
     shared: dict[str, float] = {}
-    for number in (number for number in metric_numbers(evaluation) if number.tag):
-        if number.values.ndim == 0:
-            shared[number.tag] = float(number.values)
-        elif number.values.ndim == 1:
-            rows[number.tag] = number.values.tolist()
-        else:
-            rows |= {f"{number.tag}/task_{task:02d}": row for task, row in enumerate(number.values.tolist())}
+    for number in metric_numbers(evaluation):
+        tag, values = number.tag, number.values.tolist()
+        if tag and number.values.ndim == 0:
+            shared[tag] = float(values)
+        elif tag and number.values.ndim == 1:
+            rows[tag] = values
+        elif tag:
+            rows |= {f"{tag}/task_{task:02d}": row for task, row in enumerate(values)}
     return Numbers("tasks_seen", evaluation.learned, _by_seed(rows, seeds) | shared)
 
 
@@ -151,31 +139,29 @@ def _by_seed(rows: dict[str, Sequence[Any]], seeds: Sequence[int]) -> dict[str, 
 # --- following a run ------------------------------------------------------------------------------------------------
 
 
-class Follower:
-    """Sends the events of a run to trackers."""
+def _follower(run: Run, trackers: Sequence[TensorBoard | Dashboard]) -> Callable[[Sequence[Event]], None]:
+    """Return a function that sends the events of a run to trackers."""
+    epochs = len(run.events("epoch"))  # of earlier processes
+    files = run.files
 
-    def __init__(self, run: Run, trackers: Sequence[Tracker]) -> None:
-        self.run, self.trackers = run, trackers
-        self._epochs = len(run.events("epoch"))  # of earlier processes
-
-    def follow(self, events: Sequence[Event]) -> None:
-        """Send events."""
+    def follow(events: Sequence[Event]) -> None:
+        nonlocal epochs
         for event in events:
-            found = numbers_of(event, self._epochs, self.run.settings.training.seeds)
-            self._epochs += event["event"] == "epoch"
+            found = numbers_of(event, epochs, run.settings.training.seeds)
+            epochs += event["event"] == "epoch"
             if found is None:
                 continue
-            for tracker in self.trackers:
+            pictures: dict[str, Path] = {}
+            if event["event"] == "evaluation":
+                samples = files.sample_grid(event["task"])
+                pictures = {"pictures/samples": samples, "pictures/components": files.components_picture}
+            for tracker in trackers:
                 tracker.numbers(found.values, found.axis, found.step)
-                if event["event"] == "evaluation":
-                    self._pictures(tracker, event["task"], found)
+                for tag, path in pictures.items():
+                    if path.is_file():
+                        tracker.picture(tag, path, found.axis, found.step)
 
-    def _pictures(self, tracker: Tracker, task: int, where: Numbers) -> None:
-        files = self.run.files
-        pictures = {"pictures/samples": files.sample_grid(task), "pictures/components": files.components_picture}
-        for tag, path in pictures.items():
-            if path.is_file():
-                tracker.picture(tag, path, where.axis, where.step)
+    return follow
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -199,12 +185,11 @@ def _package(name: str) -> ModuleType:
 def tracked(run: Run, names: Sequence[str]) -> Iterator[None]:
     """Send the events of a run to trackers, as long as the context is open."""
     with ExitStack() as stack:
-        trackers: list[Tracker] = []
+        trackers: list[TensorBoard | Dashboard] = []
         for name in dict.fromkeys(names):
-            tracker: Tracker = TensorBoard(run) if name == "tensorboard" else Dashboard(run, _package(name))
-            stack.callback(tracker.close)
-            trackers.append(tracker)
+            trackers.append(TensorBoard(run) if name == "tensorboard" else Dashboard(run, _package(name)))
+            stack.callback(trackers[-1].close)
         if trackers:
-            run.follow = Follower(run, trackers).follow
+            run.follow = _follower(run, trackers)
             stack.callback(setattr, run, "follow", None)
         yield

@@ -60,14 +60,9 @@ def search(
         raise InputError(f"{{seeds_each}} is {seeds}; it must be a whole number of at least 1")
     planned = planned_tasks(stream, settings)
     many = settings.changed(replicas=len(values) * seeds)
-    trainer = trainer_for(
-        many,
-        planned,
-        device,
-        compile,
-        seeds=[settings.training.seed + seed for _ in values for seed in range(seeds)],
-        candidates={setting: [value for value in values for _ in range(seeds)]},
-    )
+    own_seeds = [settings.training.seed + seed for _ in values for seed in range(seeds)]
+    candidates = {setting: [value for value in values for _ in range(seeds)]}
+    trainer = trainer_for(many, planned, device, compile, seeds=own_seeds, candidates=candidates)
     parts = [task.valid.images for task in planned]
     scores = torch.cat(learn_and_score(trainer, planned, parts, settings.evaluation.samples, display), dim=1).mean(1)
     rows = scores.view(len(values), seeds).tolist()
@@ -126,29 +121,22 @@ def write_recipe(path: Path, method: str, winner: Trial) -> None:
 
 
 def _what(settings: Settings, setting: str | None, values: Sequence[float] | None) -> tuple[str, tuple[float, ...]]:
-    """Return the setting to choose and the values to try."""
-    only = _first_of(settings.method, named=setting is not None)
-    known = {name: usual for part in parts_of(settings.method) for name, usual in part.search.items()}
-    setting = setting or only
-    if setting not in known:
+    """Return the setting to choose and the values to try; of a combination with several strengths, name one."""
+    method = settings.method
+    searches = [part.search for part in parts_of(method) if part.search]
+    known = {name: usual for search in searches for name, usual in search.items()}
+    if not known:
+        able = ", ".join(name for name, part in METHODS.items() if part.search)
+        raise InputError(f"{{method={method}}} has no strength to choose; these have: {able}")
+    if setting is None and len(searches) > 1:
         raise InputError(
-            f"{{setting}} {setting}: method {settings.method} has no such strength; it has {', '.join(known)}"
+            f"{{method}} {method} has {len(searches)} strengths to choose from; name one by {{setting}} "
+            f"({', '.join(known)})"
         )
+    setting = setting or next(iter(known))
+    if setting not in known:
+        raise InputError(f"{{setting}} {setting}: method {method} has no such strength; it has {', '.join(known)}")
     chosen = tuple(float(value) for value in values or known[setting])
     for value in chosen:  # a bad value is refused before anything is trained
         make_method(from_mapping({**settings.flat(), setting: value}))
     return setting, chosen
-
-
-def _first_of(method: str, *, named: bool) -> str:
-    """Return the strength of a method that has one; of a combination with several, one must be named."""
-    searches = [part.search for part in parts_of(method) if part.search]
-    if not searches:
-        able = ", ".join(name for name, known in METHODS.items() if known.search)
-        raise InputError(f"{{method={method}}} has no strength to choose; these have: {able}")
-    if len(searches) != 1 and not named:
-        raise InputError(
-            f"{{method}} {method} has {len(searches)} strengths to choose from; "
-            f"name one by {{setting}} ({', '.join(name for search in searches for name in search)})"
-        )
-    return next(iter(searches[0]))

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from boovae.errors import InputError
@@ -23,11 +24,9 @@ GRACE_SECONDS = 5
 
 def require_server() -> None:
     """Refuse to start if the web framework is not installed."""
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"{error.name} is not installed: pip install 'boovae[serve]'") from error
+    for package in ("fastapi", "uvicorn"):
+        if find_spec(package) is None:
+            raise InputError(f"{package} is not installed: pip install 'boovae[serve]'")
 
 
 def serve(player: Player, host: str = "127.0.0.1", port: int = 8000) -> None:

@@ -4,7 +4,7 @@ files are read once, when the server starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -13,11 +13,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 from pydantic_core import to_json
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boovae.errors import InputError
+from boovae.report.frame import environment
 from boovae.serve.play import Exchanged, Player, Point
 
 #: Host names that requests may use; others are refused, which stops DNS rebinding by pages of other sites.
@@ -62,7 +64,8 @@ def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
     """Return the application; it answers only requests to these host names ("*": to any)."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    _add_errors(app)
+    for kind_of_error in (InputError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind_of_error, _answered)
     for address, (name, kind) in PAGE.items():
         app.add_api_route(address, _file(name, kind), methods=["GET", "HEAD"])
 
@@ -87,78 +90,51 @@ def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
     def look(content: Annotated[bytes, Body(media_type="image/*")], invert: bool = False) -> Response:
         return _json(player.look(content, invert=invert))
 
-    return Guard(app)
+    return guarded(app)
 
 
-class Guard:
-    """Wraps the application: limits request sizes, refuses other sites, and sets headers on every response."""
+def guarded(app: ASGIApp) -> ASGIApp:
+    """Wrap the application: limit request sizes, refuse other sites, and set headers on every response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        left = most = UPLOAD_BYTES if scope["path"] == "/api/look" else REQUEST_BYTES
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        async def bounded() -> Message:
+            """Stop reading a request that exceeds its limit, whatever its Content-Length says."""
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"a request may have {most:,} bytes")
+            return message
 
-        async def guarded(message: Message) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *more]
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        most = UPLOAD_BYTES if scope["path"] == "/api/look" else REQUEST_BYTES
-        length = headers.get("content-length", "0")
-        if len(length) > 9 or not length.isdecimal() or int(length) > most:
-            await _error(413, f"a request may have {most:,} bytes")(scope, receive, guarded)
-        elif _foreign(headers):
-            await _error(403, "requests are accepted only from this page itself")(scope, receive, guarded)
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+            await _error(403, "requests are accepted only from this page itself")(scope, bounded, with_headers)
         else:
-            await self.app(scope, _bounded(receive, most), guarded)
+            await app(scope, bounded, with_headers)
 
-
-def _foreign(headers: Mapping[str, str]) -> bool:
-    """Whether the request comes from a page of another site."""
-    origin = headers.get("origin")
-    return origin is not None and origin.partition("://")[2] != headers.get("host")
-
-
-def _bounded(receive: Receive, most: int) -> Receive:
-    """Stop reading a request that exceeds its limit, whatever its Content-Length says."""
-    left = most
-
-    async def bounded() -> Message:
-        nonlocal left
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise HTTPException(413, f"a request may have {most:,} bytes")
-        return message
-
-    return bounded
+    return guard
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-def _add_errors(app: FastAPI) -> None:
+def _answered(request: Request, error: Exception) -> JSONResponse:
     """Answer every kind of error with {"error": what is wrong}."""
-
-    @app.exception_handler(InputError)
-    def refused(request: Request, error: InputError) -> JSONResponse:
-        return _error(422, str(error))
-
-    @app.exception_handler(HTTPException)
-    def failed(request: Request, error: HTTPException) -> JSONResponse:
+    if isinstance(error, HTTPException):
         return _error(error.status_code, str(error.detail))
-
-    @app.exception_handler(RequestValidationError)
-    def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+    if isinstance(error, RequestValidationError):
         # The input is not repeated: it may be long, or not even text.
         found = [f"{'.'.join(map(str, one['loc']))[:60]}: {one['msg'][:200]}" for one in error.errors()[:3]]
         return _error(422, "; ".join(found))
+    return _error(422, str(error))
 
 
 def _error(status: int, message: str) -> JSONResponse:
@@ -166,7 +142,10 @@ def _error(status: int, message: str) -> JSONResponse:
 
 
 def _file(name: str, kind: str) -> Any:
-    content = files("boovae.serve").joinpath(name).read_bytes()
+    if name == "index.html":
+        content = environment().get_template(f"serve/{name}").render().encode()
+    else:
+        content = files("boovae.serve").joinpath(name).read_bytes()
 
     def page() -> Response:
         return Response(content, media_type=kind)

@@ -10,14 +10,13 @@ import functools
 import io
 import math
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from boovae.config.section import AtLeastOne, checked
@@ -32,6 +31,7 @@ from boovae.model.vae import VAE
 from boovae.replicas.devices import matmul_precision, one_thread
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
+from boovae.report.frame import image_source
 from boovae.report.pictures import png, singles
 from boovae.runs.inspection import Component, components, has_components, task_names
 from boovae.runs.run import Run
@@ -42,13 +42,11 @@ MOST_PIXELS = 24_000_000
 #: How far from the origin a latent coordinate may lie; no prior or encoder comes near it.
 FARTHEST = 1e4
 
-#: A picture: PNG in Python, a data URL in JSON.
-Picture = Annotated[bytes, PlainSerializer(lambda png: f"data:image/png;base64,{b64encode(png).decode()}", str, "json")]
 Coordinate = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 
 
 class Exchanged(BaseModel):
-    """Base of requests and responses: no type conversion, no extra fields."""
+    """Base of requests: no type conversion, no extra fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -58,51 +56,6 @@ class Point(Exchanged):
 
     z: list[Coordinate] = Field(max_length=4096)
     task: int | None = None
-
-
-class Shown(Exchanged):
-    """An image from the model, with its latent and task."""
-
-    image: Picture
-    z: list[float]
-    task: int | None
-
-
-class ShownComponent(Exchanged):
-    """A component of the prior: its weight within its task, the cost of dropping it, and the image at its mean."""
-
-    component: int
-    weight: float
-    cost: float
-    image: Picture
-
-
-class TaskScore(Exchanged):
-    """How well an image fits a task: p(task | x) and log p(x | task)."""
-
-    share: float
-    log_likelihood: float
-
-
-class Look(Exchanged):
-    """How the model sees an uploaded image."""
-
-    seen: Picture
-    """The image as the model receives it."""
-    reconstruction: Shown
-    log_likelihood: float
-    effective_samples: float
-    tasks: list[TaskScore]
-    """Empty if the model does not distinguish tasks."""
-
-
-class Offered(NamedTuple):
-    """A task that the page offers."""
-
-    name: str
-    mass: float
-    typical: float | None
-    """Mean log-likelihood of its test images at the last evaluation."""
 
 
 class Player:
@@ -126,7 +79,7 @@ class Player:
             self._log_masses = self._views[0].buffers["prior.log_masses"][0, : self.count].log_softmax(0)
         names, typical = task_names(run), _typical(run, self.count, replica, own=self.apart)
         self.tasks = [
-            Offered(names.get(task, str(task)), mass, typical[task])
+            {"name": names.get(task, str(task)), "mass": mass, "typical": typical[task]}
             for task, mass in enumerate(self._log_masses.exp().tolist())
         ]
         self.components = components(trainer, replica) if has_components(trainer) else []
@@ -147,19 +100,19 @@ class Player:
             "networks": self.networks,
             "components": bool(self.components),
             "pictures": len(self.spec.shape) > 1,
-            "tasks": [task._asdict() for task in self.tasks],
+            "tasks": self.tasks,
         }
 
-    def gallery(self, task: int) -> list[ShownComponent]:
+    def gallery(self, task: int) -> list[dict[str, Any]]:
         """Return a task's components, the most expensive to drop first, with the image at each one's mean."""
         found = self._components(task)
-        pictures = self._pngs(torch.stack([one.decoded for one in found])) if found else []
+        pictures = self._pictures(torch.stack([one.decoded for one in found])) if found else []
         return [
-            ShownComponent(component=one.place, weight=one.weight, cost=one.cost, image=picture)
+            {"component": one.place, "weight": one.weight, "cost": one.cost, "image": picture}
             for one, picture in zip(found, pictures, strict=True)
         ]
 
-    def sample(self, n: int, seed: int, task: int | None = None, component: int | None = None) -> list[Shown]:
+    def sample(self, n: int, seed: int, task: int | None = None, component: int | None = None) -> list[dict[str, Any]]:
         """Return `n` images from the prior, from a task's part of it, or from one component; a seed repeats them."""
         if task is not None:
             self._task(task)
@@ -174,7 +127,7 @@ class Player:
             z = self._by_task(owners, functools.partial(_draw, component=component), uniform, normal)
             return self._shown(z, owners)
 
-    def path(self, start: Point, end: Point, frames: int) -> list[Shown]:
+    def path(self, start: Point, end: Point, frames: int) -> list[dict[str, Any]]:
         """Return images at even steps on the straight line between two points.
 
         If each task has its own networks, those of the first point are used; a second point of another task is
@@ -188,23 +141,26 @@ class Player:
             share = torch.linspace(0, 1, frames, device=self.device).unsqueeze(1)
             return self._shown(ends[0].lerp(ends[1], share), [start.task] * frames)
 
-    def look(self, content: bytes, *, invert: bool = False) -> Look:
-        """Return how the model sees a picture file."""
+    def look(self, content: bytes, *, invert: bool = False) -> dict[str, Any]:
+        """Return how the model sees a picture file: the image it receives, its reconstruction, and how well it fits.
+
+        The tasks, each with p(task | x) and log p(x | task), are empty if the model does not distinguish them.
+        """
         with self._computing():
             x = self._pixels(content, invert).to(self.device)
             scores, effective = self._scores(x)
             joint = scores + self._log_masses if self.apart else scores
             task = int(joint.argmax()) if self.apart else None
             z = self._ask(task, VAE.posterior, x.unsqueeze(0)).mean
-            seen, reconstruction = self._pngs(torch.cat([x.unsqueeze(0), self._ask(task, VAE.images, z)]))
+            seen, reconstruction = self._pictures(torch.cat([x.unsqueeze(0), self._ask(task, VAE.images, z)]))
             judged = zip(joint.softmax(0).tolist(), scores.tolist(), strict=True) if self.apart else ()
-            return Look(
-                seen=seen,
-                reconstruction=Shown(image=reconstruction, z=z[0].tolist(), task=task),
-                log_likelihood=float(joint.logsumexp(0)),
-                effective_samples=effective,
-                tasks=[TaskScore(share=share, log_likelihood=score) for share, score in judged],
-            )
+            return {
+                "seen": seen,
+                "reconstruction": {"image": reconstruction, "z": z[0].tolist(), "task": task},
+                "log_likelihood": float(joint.logsumexp(0)),
+                "effective_samples": effective,
+                "tasks": [{"share": share, "log_likelihood": score} for share, score in judged],
+            }
 
     # --- calling the model --------------------------------------------------------------------------------------
 
@@ -226,13 +182,13 @@ class Player:
         order = torch.tensor([i for mine in places.values() for i in mine], device=self.device)
         return torch.cat(parts)[order.argsort()]
 
-    def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[Shown]:
+    def _shown(self, z: Tensor, owners: Sequence[int | None]) -> list[dict[str, Any]]:
         """Return the mean images at latents z (n, L); a prior that distinguishes tasks decides the task of each."""
-        images = self._by_task(owners, _images, z)
+        images = self._by_task(owners, lambda model, task, z: model.images(z), z)
         if self.apart and not self.networks:
             owners = self._ask(None, _task_scores, z, self._log_masses).argmax(0).tolist()
-        found = zip(self._pngs(images), z.tolist(), owners, strict=True)
-        return [Shown(image=image, z=place, task=task) for image, place, task in found]
+        found = zip(self._pictures(images), z.tolist(), owners, strict=True)
+        return [{"image": image, "z": place, "task": task} for image, place, task in found]
 
     def _scores(self, x: Tensor) -> tuple[Tensor, float]:
         """Return log p(x | task) of each task, or log p(x) alone, for an image (D,); and the effective samples."""
@@ -249,10 +205,9 @@ class Player:
     # --- checking and converting --------------------------------------------------------------------------------
 
     def _task(self, task: int) -> int:
+        method = self.settings.method
         if not self.apart:
-            raise InputError(
-                f"task {task}: method '{self.settings.method}' has one prior for all tasks; leave the task out"
-            )
+            raise InputError(f"task {task}: method '{method}' has one prior for all tasks; leave the task out")
         if not 0 <= task < self.count:
             raise InputError(f"task {task}: there are tasks 0 to {self.count - 1}")
         return task
@@ -267,10 +222,9 @@ class Player:
             self._task(point.task)
         elif self.networks:
             raise InputError("task: each task has its own networks; name the task of z")
-        if len(point.z) != self.settings.model.latent_dim:
-            raise InputError(
-                f"z: {len(point.z)} numbers, the latent space has {self.settings.model.latent_dim} dimensions"
-            )
+        size = self.settings.model.latent_dim
+        if len(point.z) != size:
+            raise InputError(f"z: {len(point.z)} numbers, the latent space has {size} dimensions")
         return torch.tensor(point.z, dtype=torch.float32, device=self.device)
 
     def _pixels(self, content: bytes, invert: bool) -> Tensor:
@@ -289,13 +243,10 @@ class Player:
         images = as_images((255 - fitted if invert else fitted)[None], "the picture", self.spec.shape)
         return binarized(to_float(images, self.spec.pixel_range).flatten(), self.spec.binarize, TEST, (0, 0))
 
-    def _pngs(self, images: Tensor) -> list[bytes]:
-        """Encode images (n, D) as PNG."""
-        return [png(picture) for picture in singles(images.cpu().numpy(), self.spec.shape, self.spec.pixel_range)]
-
-
-def _images(model: VAE, task: int | None, z: Tensor) -> Tensor:
-    return model.images(z)
+    def _pictures(self, images: Tensor) -> list[str]:
+        """Encode images (n, D) as addresses of pictures."""
+        pictures = singles(images.cpu().numpy(), self.spec.shape, self.spec.pixel_range)
+        return [image_source(png(picture)) for picture in pictures]
 
 
 def _draw(model: VAE, task: int | None, uniform: Tensor, normal: Tensor, *, component: int | None) -> Tensor:
