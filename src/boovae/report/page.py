@@ -72,6 +72,7 @@ def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]], publi
                 "latents": latent_map(run),
                 "tasks": task_legend(run),
                 "ledger": ledger(run, label),
+                "choices": _choices(run),
             }
             for index, (run, label) in enumerate(zip(runs, labels, strict=True))
         ],
@@ -176,6 +177,19 @@ def _above(run: RunRecord, bound: RunRecord) -> Headline:
             detail = f"nats, after {task + 1} tasks; the bound is {plus_minus(theirs[task])}"
             return Headline(label, change(gap), detail)
     return Headline(label, MISSING, "the runs have no number of tasks in common")
+
+
+def _choices(run: RunRecord) -> list[tuple[str, str, str, str]]:
+    """Return the settings that were chosen from the data: name, value, reason, and the tasks that had this value."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for event in run.choices:
+        for each in event.choices:
+            found.setdefault((each.setting, str(each.value), each.reason), []).append(event.task)
+    often = {name: sum(key[0] == name for key in found) for name, _, _ in found}
+    return [
+        (*key, "all" if often[key[0]] == 1 else ", ".join(run.task_name(task) for task in tasks))
+        for key, tasks in sorted(found.items(), key=lambda item: list(often).index(item[0][0]))
+    ]
 
 
 def _side_by_side(columns: Sequence[dict[str, str]]) -> list[tuple[str, list[str], bool]]:

@@ -122,6 +122,21 @@ class Note(msgspec.Struct, frozen=True, tag="note", tag_field="event"):
     text: str
 
 
+class Choice(msgspec.Struct, frozen=True):
+    """A setting that was chosen from the data, and why."""
+
+    setting: str
+    value: str | float | int | bool | list[float] | None
+    reason: str
+
+
+class Choices(msgspec.Struct, frozen=True, tag="choices", tag_field="event"):
+    """The settings that were chosen for a task."""
+
+    task: TaskIndex
+    choices: list[Choice]
+
+
 class Timing(msgspec.Struct, frozen=True, tag="task", tag_field="event"):
     """Wall time of one task."""
 
@@ -134,7 +149,7 @@ class Timing(msgspec.Struct, frozen=True, tag="task", tag_field="event"):
 #: Events that are read, by kind; methods may write other kinds, which are skipped.
 EVENTS: dict[str, type[msgspec.Struct]] = {
     str(kind.__struct_config__.tag): kind
-    for kind in (Head, Extension, TaskStart, Epoch, Divergence, ComponentsLearned, Pruning, Note, Evaluation)
+    for kind in (Head, Extension, TaskStart, Epoch, Divergence, ComponentsLearned, Pruning, Note, Choices, Evaluation)
 }
 
 
@@ -210,6 +225,7 @@ class RunRecord:
     kept: dict[int, ComponentsLearned]
     prunings: list[Pruning]
     remarks: list[Note]
+    choices: list[Choices]
     config: dict[str, str]
     environment: dict[str, str] = field(default_factory=dict)
     timings: dict[int, Timing] = field(default_factory=dict)

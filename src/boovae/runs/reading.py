@@ -61,6 +61,7 @@ def record_of_log(folder: Path, log: Log, config: dict[str, str]) -> RunRecord:
         kept={event.task: event for event in components if event.kept is not None},
         prunings=[replace(event, late=id(event) in late) for event in log.all_of(records.Pruning)],
         remarks=log.all_of(records.Note),
+        choices=log.all_of(records.Choices),
         config=config,
     )
 
