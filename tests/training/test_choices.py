@@ -14,7 +14,7 @@ from boovae.methods import resolve
 from boovae.runs.train import trainer_for
 from boovae.training import trainer as trainer_module
 from boovae.training.trainer import Trainer
-from conftest import Recorder, tiny
+from conftest import Recorder, same, tiny, trained
 
 #: Leaves the length of the training to the chooser, as a user does.
 OPEN = {"method": "boo+distill", "net": "mlp:16", "latent_dim": 4, "replicas": 2, "components": 3, "boo_steps": 3}
@@ -83,21 +83,21 @@ def only_second(*arguments: object) -> np.ndarray:
     return np.array([False, True])
 
 
+@pytest.mark.parametrize("method", ["boo+distill", "joint", "multihead", "vcl", "mog+si", "coreset", "boo+replay"])
 def test_a_collapsed_replica_learns_again_and_leaves_the_others_alone(
-    digits: Stream, monkeypatch: pytest.MonkeyPatch
+    method: str, digits: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = resolve({**OPEN, "epochs": 12})
+    vamp = {"prior": "vamp"} if method == "joint" else {}  # its capacity grows with the tasks
+    given = {name: value for name, value in OPEN.items() if name != "boo_steps" or "boo" in method}
+    settings = resolve({**given, **vamp, "method": method, "epochs": 12})
     monkeypatch.setattr(trainer_module, "collapsed", lambda *arguments: np.array([False, False]))
-    once = Trainer(settings, digits.spec)
-    once.learn(digits[0])
+    once = trained(settings.changed(tasks=2), digits)
     monkeypatch.setattr(trainer_module, "collapsed", only_second)
-    twice, seen = Trainer(settings, digits.spec), Recorder()
-    twice.learn(digits[0], seen)
-    assert [event["collapsed"] for event in seen.events if event["event"] == "collapse"] == [[False, True]]
-    for name, tensor in once.state()[0].items():
-        assert torch.equal(tensor[0], twice.state()[0][name][0]), name
-    head = "encoder.head.weight"
-    assert not torch.equal(once.replicas.parameters[head][1], twice.replicas.parameters[head][1])
+    seen = Recorder()
+    twice = trained(settings.changed(tasks=2), digits, seen)
+    assert [event["collapsed"] for event in seen.of("collapse")] == [[False, True]] * 2
+    assert same(once, twice, replica=0)
+    assert not same(once, twice, replica=1)
 
 
 def test_a_collapsed_task_is_resumed_exactly(

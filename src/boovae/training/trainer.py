@@ -232,7 +232,9 @@ class Trainer:
         if "kl_warmup" not in self.settings.chosen or progress.attempt > 0 or not self.collapsed.any():
             return None
         done = ~self.collapsed
-        put(self.replicas.tensors(), progress.start)
+        self._load_state(*self.state())  # the model before the task
+        self._saved = None
+        self.method.see(images.index + 1)
         self.progress = again = self._begin(images)
         self.method.events()  # logged already
         again.attempt = 1
