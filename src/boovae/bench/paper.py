@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from boovae.bench import cells as grid
+from boovae.bench import paper_tables as tables
 from boovae.bench.figures import PER_TASK, as_png, curves, learned, panels, samples, write_sheet
-from boovae.bench.paper_tables import (
-    HEAD,
-    Comparison,
-    Grid,
-    differences,
-    differences_markdown,
-    findings,
-    table,
-    title_of,
-)
-from boovae.bench.published import DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, comparable, dataset_title
+from boovae.bench.paper_tables import Grid, title_of
+from boovae.bench.published import DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, dataset_title, is_distance
 from boovae.bench.request import Request, file_name
 from boovae.bench.results import Measured, finished
 from boovae.bench.webpage import Chapter, Section
@@ -63,28 +54,28 @@ class Paper:
             tasks = min(request.tasks, FACES_TASKS) if faces else request.tasks
             wanted = grid.plan([dataset], methods, request.given, tasks, request.joint_tasks)
             known = {cell.name for cell in wanted}
-            cells += wanted + [
-                cell for cell in _finished_joint(request, dataset, methods, tasks) if cell.name not in known
-            ]
+            cells += wanted
+            cells += [cell for cell in _finished_joint(request, dataset, methods, tasks) if cell.name not in known]
         return cells
 
     def findings(self, request: Request, measured: Sequence[Measured]) -> dict[str, str]:
         """Compare our numbers with the paper's."""
-        return findings(measured, request.shown)
+        return tables.findings(measured, request.shown)
 
     def write_tables(self, request: Request, measured: Sequence[Measured]) -> Section | None:
         """Write our tables beside the paper's, and the differences by seed; return the differences for the page."""
         folder = request.results
         for metric in request.shown:
-            tables = [table(each, metric) for each in measured]
-            write_rows(folder / f"{metric}.csv", HEAD, (record for each in tables for record in each.records()))
-            beside = any(each.compared for each in tables)
+            found = [tables.table(each, metric) for each in measured]
+            records = (record for each in found for record in each.records())
+            write_rows(folder / f"{metric}.csv", tables.HEAD, records)
+            beside = any(each.compared for each in found)
             note = ("Ours / the paper's: mean" if beside else "Mean") + " (standard deviation) over seeds"
-            note += "; the better one is bold.\n\n" if beside and comparable(metric) else ".\n\n"
-            write_file(folder / f"{metric}.md", (note + "\n".join(each.markdown() for each in tables)).encode())
-        compared = list(differences(measured, request.shown))
-        write_rows(folder / "differences.csv", Comparison._fields, compared)
-        write_file(folder / "differences.md", differences_markdown(compared).encode())
+            note += "; the better one is bold.\n\n" if beside and not is_distance(metric) else ".\n\n"
+            write_file(folder / f"{metric}.md", (note + "\n".join(each.markdown() for each in found)).encode())
+        compared = list(tables.differences(measured, request.shown))
+        write_rows(folder / "differences.csv", tables.Comparison._fields, compared)
+        write_file(folder / "differences.md", tables.differences_markdown(compared).encode())
         if not compared:
             return None
         rows = [
@@ -97,12 +88,12 @@ class Paper:
     def chapter(self, request: Request, measured: Measured) -> Chapter:
         """Write the figures of a dataset; return its chapter of the page."""
         folder, stem, metrics = request.results, file_name(measured.dataset), request.shown
-        tables = [(metric, table(measured, metric)) for metric in metrics]
-        found = [Section("table", metric, f"{title_of(metric)} table", one.title, "", one) for metric, one in tables]
+        found = list[Section]()
+        for one in (tables.table(measured, metric) for metric in metrics):
+            found.append(Section("table", one.metric, f"{title_of(one.metric)} table", one.title, "", one))
         # The paper has one table of distances, whatever features ours are on.
-        distance = next((metric for metric in metrics if not comparable(metric)), None)
-        drawn = [curves(measured, metric, paper=comparable(metric) or metric == distance) for metric in metrics]
-        over_tasks = list(chain(*drawn))
+        others = list(filter(is_distance, metrics))[1:]
+        over_tasks = [each for metric in metrics for each in curves(measured, metric, paper=metric not in others)]
         write_sheet(folder / f"{stem}_curves.svg", over_tasks, measured.labels, 2)
         found.append(Section("charts", "charts", "charts", "As tasks arrive", HOW, over_tasks))
         for metric in filter(PER_TASK.__contains__, metrics):
@@ -110,16 +101,12 @@ class Paper:
             write_sheet(folder / f"{stem}_{metric}_per_task.svg", by_task, measured.labels, 5)
             title, short = f"Task by task: {PER_TASK[metric][1]}", f"{title_of(metric)} task by task"
             found.append(Section("charts", name, short, title, HOW_PANELS[metric], by_task, folded=True))
-        for section in (_pictures(samples(measured), *SAMPLES), _pictures(learned(measured), *COMPONENTS, folded=True)):
-            if section.content:
-                write_file(folder / f"{stem}_{section.name}.png", as_png(section.content))
-                found.append(section)
+        for (name, title, how), sheet in ((SAMPLES, samples(measured)), (COMPONENTS, learned(measured))):
+            if sheet:
+                write_file(folder / f"{stem}_{name}.png", as_png(sheet))
+                found.append(Section("pictures", name, name, title, how, sheet, folded=name == "components"))
         made_with = measured.made_with(request.command)
         return Chapter(stem, dataset_title(measured.dataset), measured.labels, found, made_with)
-
-
-def _pictures(shown: Grid | None, name: str, title: str, how: str, *, folded: bool = False) -> Section:
-    return Section("pictures", name, name, title, how, shown, folded)
 
 
 def _finished_joint(request: Request, dataset: str, methods: Sequence[str], tasks: int) -> list[grid.Cell]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import Timeout
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from boovae.bench.cells import Cell
 from boovae.bench.executors import Executor, Handle
@@ -104,10 +106,8 @@ class Matrix:
 
     def _halted(self, cell: Cell, error: str, remedy: str) -> RunError:
         """Return the error for a problem that affects all cells."""
-        return RunError(
-            f"{cell.title}: {error}. The finished cells in {self.folder} are intact: {remedy}, then run the "
-            "same command to continue"
-        )
+        intact = f"The finished cells in {self.folder} are intact"
+        return RunError(f"{cell.title}: {error}. {intact}: {remedy}, then run the same command to continue")
 
     def _later(self, cell: Cell) -> None:
         if cell not in self._retry_at:
@@ -184,8 +184,7 @@ class Board:
         self.folder = folder
         self._cells: dict[str, Cell] = {}
         self._tasks: dict[str, int] = {}  # done, by cell
-        self._finished: set[str] = set()
-        self._failed: set[str] = set()
+        self._finished, self._failed = set[str](), set[str]()
         self._began, self._before, self._counted = time.monotonic(), 0, 0.0
 
     def begin(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
@@ -243,22 +242,12 @@ class Board:
             return None
         return float(math.ceil((time.monotonic() - self._began) * left / done_now))
 
-    def where(self, cell: Cell) -> str:
-        """Return the title of a cell and its progress."""
-        return f"{cell.title} {self._tasks[cell.name]}/{cell.tasks}"
-
     def _count(self) -> None:
+        """Count the tasks of every cell: a run writes a picture after each."""
         self._counted = time.monotonic()
-        self._tasks = {
-            name: cell.tasks if name in self._finished else tasks_done(self.folder, cell)
-            for name, cell in self._cells.items()
-        }
-
-
-def tasks_done(folder: Path, cell: Cell) -> int:
-    """Return how many tasks a cell has finished: its run writes a picture after each."""
-    pictures = RunFolder(folder / cell.name).sample_grids()
-    return min(len(pictures) * cell.together, cell.tasks)
+        for name, cell in self._cells.items():
+            pictures = cell.tasks if name in self._finished else len(RunFolder(self.folder / name).sample_grids())
+            self._tasks[name] = min(pictures * cell.together, cell.tasks)
 
 
 class LineBoard(Board):
@@ -270,9 +259,9 @@ class LineBoard(Board):
         """Print the progress of the running cells, if the last line is old enough."""
         super().show(running)
         if time.monotonic() - self._last >= LINE_INTERVAL:
+            named = ", ".join(f"{cell.title} {self._tasks[cell.name]}/{cell.tasks}" for cell in running[:NAMED])
             more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
-            named = f"running: {', '.join(map(self.where, running[:NAMED]))}{more}"
-            self.note(f"{self.counted}; {named if running else 'waiting for other processes'}")
+            self.note(f"{self.counted}; {f'running: {named}{more}' if running else 'waiting for other processes'}")
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -284,9 +273,6 @@ class LiveBoard(Board):
     """A bar for the whole matrix and one for each running cell."""
 
     def __init__(self, folder: Path) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
         super().__init__(folder)
         title = TextColumn("{task.description}", markup=False)
         columns = title, BarColumn(bar_width=24), TextColumn("{task.fields[text]}")
@@ -299,14 +285,12 @@ class LiveBoard(Board):
         """Update the bars."""
         super().show(running)
         self._bars.update(self._whole, completed=self.done, total=self.total, text=self.counted)
-        for index, row in enumerate(self._rows):
-            if index >= len(running):
-                self._bars.update(row, visible=False)
-                continue
-            cell = running[index]
-            done = self._tasks[cell.name]
-            text = f"{done} of {cell.tasks} tasks"
-            self._bars.update(row, visible=True, description=cell.title, completed=done, total=cell.tasks, text=text)
+        for row in self._rows[len(running) :]:
+            self._bars.update(row, visible=False)
+        for row, cell in zip(self._rows, running, strict=False):
+            done, total = self._tasks[cell.name], cell.tasks
+            text = f"{done} of {total} tasks"
+            self._bars.update(row, visible=True, description=cell.title, completed=done, total=total, text=text)
 
     def note(self, text: str) -> None:
         """Print a line above the bars."""
@@ -319,6 +303,5 @@ class LiveBoard(Board):
 
 def make_board(folder: Path, *, quiet: bool) -> Board:
     """Return live bars if stderr is a terminal, plain lines if not."""
-    if quiet:
-        return Board(folder)
-    return LiveBoard(folder) if sys.stderr.isatty() else LineBoard(folder)
+    kind = Board if quiet else LiveBoard if sys.stderr.isatty() else LineBoard
+    return kind(folder)
