@@ -98,7 +98,7 @@ def codes_of(replicas: Replicas, images: Tensor, least: int, key: Key) -> Codes:
     """Return the codes of a random subset of images (N, D) or (R, N, D), of size SUBSET or `least`, the larger."""
     chosen = replicas.generators.order(images.shape[-2], *key)[:, : max(SUBSET, least)]
     images = images.expand(len(replicas), -1, -1).take_along_dim(chosen.unsqueeze(2), dim=1)
-    posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
+    posterior = replicas.map(VAE.posterior, images)
     noise = replicas.generators.draw(Draw("normal", tuple(posterior.mean.shape[1:])), *key, "codes")
     return Codes(images, posterior, replicas.map(_inward, posterior.rsample(noise)))
 
@@ -106,8 +106,7 @@ def codes_of(replicas: Replicas, images: Tensor, least: int, key: Key) -> Codes:
 @torch.no_grad()
 def encoded(replicas: Replicas, inputs: Tensor) -> DiagonalNormal:
     """Return the components of pseudo-inputs (R, K, D)."""
-    components: DiagonalNormal = replicas.map(_component, inputs)
-    return components
+    return replicas.map(_component, inputs)
 
 
 def _inward(model: VAE, z: Tensor) -> Tensor:
@@ -204,10 +203,8 @@ class Boosting(ABC):
 
     def descend(self, start: list[Tensor], *arguments: Any, noise: Tensor | None = None) -> list[Tensor]:
         """Take gradient steps from `start` and return the end; rows that are not finite are reset to the start."""
-        replicas = self.replicas
         # The networks and the prior's learned parameters, without its stored tensors.
-        buffers = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
-        everything = ({**replicas.parameters, **buffers}, *arguments)
+        everything = ({**self.replicas.parameters, **self.replicas.network_buffers}, *arguments)
         learned = self._descent(start, everything, steps=self.own.boo_steps, rate=self.own.boo_rate, noise=noise)
         return [
             torch.where(end.isfinite().all(-1, keepdim=True), end, begin) if end.dim() > 1 else end

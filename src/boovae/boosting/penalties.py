@@ -121,8 +121,7 @@ class Penalties:
     def _stored(self, model: VAE, state: dict[str, Tensor], z: Tensor) -> Tensor:
         """Return the decoder's targets at latents z (C, L): stored outputs (C, D), or those of the old decoder."""
         if self._teacher:
-            answer: Tensor = self._teacher.answer(model, state, VAE.decode, z)
-            return answer
+            return self._teacher.answer(model, state, VAE.decode, z)
         return state["decoded"][: mixture_of(model).rows].flatten(0, 1)
 
     def decoder_divergence(self, model: VAE, z: Tensor, decoded: Tensor) -> Tensor:
@@ -148,8 +147,7 @@ class Penalties:
         def decoded(model: VAE, mean: Tensor) -> Tensor:
             return model.likelihood.bounded(model.decode(mean))
 
-        outputs: Tensor = replicas.map(decoded, mean)
-        return outputs
+        return replicas.map(decoded, mean)
 
 
 def mixture_of(model: VAE) -> TaskMixture:

@@ -125,7 +125,7 @@ def learned_maps(
 def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) -> Map:
     """Return the map of a model on the test images of the tasks seen."""
     images = torch.cat([task.test.images for task in tasks]).to(trainer.device)
-    posterior: DiagonalNormal = trainer.replicas.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
+    posterior = trainer.replicas.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
     codes = posterior.mean[0].cpu()
     # Include two standard deviations: the Gaussians must fit on the map, not only their means.
     reach = codes.abs() + 2 * (0.5 * posterior.log_variance[0].cpu()).exp()
@@ -176,8 +176,7 @@ def prior_log_prob(trainer: Trainer, z: Tensor) -> Tensor:
     def one(model: VAE, z: Tensor) -> Tensor:
         return model.prior.forward(model.posterior).log_prob(z)
 
-    log_prob: Tensor = trainer.replicas.map(one, z)
-    return log_prob
+    return trainer.replicas.map(one, z)
 
 
 # --- the figure -----------------------------------------------------------------------------------------------------

@@ -264,8 +264,7 @@ def _reconstructed(trainer: Trainer, images: Tensor, noise: Tensor) -> Tensor:
     def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
         return model.images(model.posterior(x).rsample(noise))
 
-    shown: Tensor = trainer.replicas.map(one, images, noise)
-    return shown
+    return trainer.replicas.map(one, images, noise)
 
 
 def earlier_samples(

@@ -97,7 +97,7 @@ class BooFlow(Boo):
             return {}
         prior = _prior(model)
         v = prior.base_before(model.posterior).sample(batch["place_uniform"], batch["place_normal"]).detach()
-        old: Tensor = self.teacher.answer(model, state, _moved, v)
+        old = self.teacher.answer(model, state, _moved, v)
         return {"drift": state["weight"] * (_moved(model, v) - old).square().sum(-1).mean()}
 
 

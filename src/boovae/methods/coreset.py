@@ -13,7 +13,6 @@ Deviation from the released code, which samples from all old images again for ev
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -50,12 +49,6 @@ class Coreset(Method):
     sections = (CoresetSettings,)
     stores_examples = True
     shared_memory = frozenset({"counts"})
-    clashes = MappingProxyType(
-        {
-            "joint": "joint already keeps every image",
-            "multihead": "the network of a new task cannot learn kept images of old tasks",
-        }
-    )
 
     own: CoresetSettings
 

@@ -70,12 +70,9 @@ class Distill(Method):
         state = batch["state"]
         if not state:
             return {}
-        weight = state["weight"]
-        answers: tuple[Tensor, Tensor, Tensor, DiagonalNormal] = self.teacher.answer(
-            model, state, _answers, batch["uniform"], batch["normal"]
-        )
-        z, output, images, posterior = answers
-        terms, side = {}, self.own.distill_divergence
+        weight, terms, side = state["weight"], {}, self.own.distill_divergence
+        draws = batch["uniform"], batch["normal"]
+        z, output, images, posterior = self.teacher.answer(model, state, _answers, *draws)
         if self.own.distill_decoder:
             terms["decoder"] = weight * model.likelihood.divergence(output, model.decode(z), side).mean()
         if self.own.distill_encoder:

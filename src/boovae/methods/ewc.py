@@ -146,9 +146,8 @@ def squared_gradients(
     """Return Σ_x (∇ −ELBO(x))² of one replica with these tensors, over images (N, D) with noise (N, L)."""
 
     def loss(learned: dict[str, Tensor], x: Tensor, noise: Tensor) -> Tensor:
-        bound = replicas.call({**tensors, **learned}, _bound, x.unsqueeze(0), noise.unsqueeze(0))
-        total: Tensor = (bound.reconstruction + kl_weight * bound.kl).sum()
-        return total
+        bound = replicas.call({**tensors, **learned}, VAE.bound, x.unsqueeze(0), noise.unsqueeze(0))
+        return (bound.reconstruction + kl_weight * bound.kl).sum()
 
     each: Callable[..., dict[str, Tensor]] = vmap(grad(loss), in_dims=(None, 0, 0))
     learned = {name: tensors[name] for name in names}
@@ -158,7 +157,3 @@ def squared_gradients(
         for name, gradients in each(learned, x, z).items():
             totals[name] += gradients.square_().sum(0)
     return totals
-
-
-def _bound(model: VAE, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    return model.bound(x, noise)

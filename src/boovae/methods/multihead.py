@@ -31,6 +31,7 @@ class Multihead(Method):
         {
             "distill": "there is no common network to distil, each task has its own",
             "replay": "the network of a new task cannot learn images of old tasks",
+            "coreset": "the network of a new task cannot learn images of old tasks",
         }
     )
 

@@ -34,21 +34,7 @@ from boovae.methods.si import SI
 from boovae.methods.standard import Standard
 from boovae.methods.vcl import VCL
 
-ALL: tuple[type[Method], ...] = (
-    Standard,
-    Joint,
-    Boo,
-    BooFlow,
-    Distill,
-    MoG,
-    Multihead,
-    Coreset,
-    Replay,
-    Scratch,
-    EWC,
-    SI,
-    VCL,
-)
+ALL = (Standard, Joint, Boo, BooFlow, Distill, MoG, Multihead, Coreset, Replay, Scratch, EWC, SI, VCL)
 #: Methods that cannot be combined, and why.
 ALONE = {
     "joint": "keeps everything, so there is nothing to protect",
@@ -118,11 +104,8 @@ class _Registry:
     def owners(self) -> Mapping[str, str]:
         """Return the name of a method for each setting that any method reads."""
         import_outside()
-        owners: dict[str, str] = {}
-        for name, known in METHODS.items():
-            for setting in _names(known.sections):
-                owners.setdefault(setting, name)
-        return owners
+        reverse = reversed(METHODS.items())  # of several methods the first one counts
+        return {setting: name for name, known in reverse for setting in _names(known.sections)}
 
     def all_sections(self) -> list[type[Section]]:
         """Return the sections of all methods, each once."""
@@ -191,10 +174,8 @@ def parts_of(method: str) -> list[type[Method]]:
     import_outside()
     for name in method.split("+"):
         if name not in METHODS:
-            raise InputError(
-                f"{unknown_name('method', name, METHODS).text}\n"
-                f"To use a method from your own file, name the file in {OUTSIDE}."
-            )
+            unknown = unknown_name("method", name, METHODS).text
+            raise InputError(f"{unknown}\nTo use a method from your own file, name the file in {OUTSIDE}.")
     return [METHODS[name] for name in method.split("+")]
 
 

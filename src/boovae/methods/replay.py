@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 from boovae.config.section import AtLeastOne, NotNegative, Section
@@ -46,12 +47,6 @@ class Replay(Method):
     sections = (ReplaySettings,)
     search = MappingProxyType({"replay_weight": (0.1, 0.3, 1.0, 3.0)})
     settled_by = 2
-    clashes = MappingProxyType(
-        {
-            "joint": "joint already keeps every image",
-            "multihead": "the network of a new task cannot learn images of old tasks",
-        }
-    )
 
     own: ReplaySettings
 
@@ -84,12 +79,10 @@ class Replay(Method):
 
     def generated(self, model: VAE, batch: Batch) -> Tensor:
         """Return the teacher's images (n, D): grey means, or pixels of 0 and 1 if the data are binary."""
-        images: Tensor = self.teacher.answer(
-            model, batch["state"], _sampled, batch["replay_uniform"], batch["replay_normal"]
-        )
+        draws = batch["replay_uniform"], batch["replay_normal"]
+        images = self.teacher.answer(model, batch["state"], _sampled, *draws)
         if "replay_pixels" in batch:
-            drawn: Tensor = batch["replay_pixels"] < images
-            return drawn.to(images.dtype)
+            return torch.lt(batch["replay_pixels"], images).to(images.dtype)
         if "pixels" in batch:
             raise InputError("replay: the images are binarised but {binarize} is none; set it to dynamic")
         return images

@@ -53,10 +53,7 @@ class VCL(Method):
         {"vcl_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "vcl_log_variance": (-12.0, -10.0, -9.0, -8.0, -7.0)}
     )
     clashes = MappingProxyType(
-        {
-            "ewc": "both keep the weights near their old values, vcl by their variances",
-            "si": "both keep the weights near their old values, vcl by their variances",
-        }
+        dict.fromkeys(("ewc", "si"), "both keep the weights near their old values, vcl by their variances")
     )
 
     own: VCLSettings

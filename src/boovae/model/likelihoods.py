@@ -1,13 +1,12 @@
 """Likelihoods of pixels given the decoder's output.
 
-Bernoulli on grey values; normal, logistic and Laplace (l1) densities of constant width; and a normal density whose width
-the decoder predicts.
+Bernoulli on grey values; normal, logistic and Laplace (l1) densities of constant width; and a normal density whose
+width the decoder predicts.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -178,11 +177,7 @@ LIKELIHOODS = {kind.name: kind for kind in KINDS}
 
 
 def make_likelihood(
-    name: str,
-    pixel_range: tuple[float, float] = (0.0, 1.0),
-    *,
-    shape: tuple[int, ...] = (),
-    noise: Literal["fixed", "learned"] = "fixed",
+    name: str, pixel_range: tuple[float, float] = (0.0, 1.0), *, shape: tuple[int, ...] = (), noise: str = "fixed"
 ) -> Likelihood:
     """Return the likelihood called `name` for pixels in `pixel_range`, quantised in 256 steps.
 
@@ -190,18 +185,15 @@ def make_likelihood(
     """
     if name not in LIKELIHOODS:
         raise unknown_name("likelihood", name, LIKELIHOODS)
-    if noise == "learned":
-        if name != "normal":
-            raise InputError(
-                f"{{noise=learned}} is for {{likelihood=normal}}, and {{likelihood}} is {name}; leave it out"
-            )
-        return LearnedNormal()
-    low, high = pixel_range
-    if LIKELIHOODS[name] is Logistic:
-        return Logistic(bin_width=(high - low) / 255)
-    if LIKELIHOODS[name] is LogisticMixture:
-        return LogisticMixture(pixel_range, colours=3 if len(shape) == 3 and shape[0] == 3 else 1)
-    likelihood = LIKELIHOODS[name]()
-    if likelihood.logits and (low, high) != (0.0, 1.0):
+    kind, (low, high) = LIKELIHOODS[name], pixel_range
+    if noise == "learned" and kind is not Normal:
+        raise InputError(f"{{noise=learned}} is for {{likelihood=normal}}, and {{likelihood}} is {name}; leave it out")
+    if kind.logits and (low, high) != (0.0, 1.0):
         raise InputError(f"{{likelihood}} {name} needs pixels in [0, 1], these are in [{low:g}, {high:g}]; use normal")
-    return likelihood
+    if noise == "learned":
+        return LearnedNormal()
+    if kind is Logistic:
+        return Logistic(bin_width=(high - low) / 255)
+    if kind is LogisticMixture:
+        return LogisticMixture(pixel_range, colours=3 if len(shape) == 3 and shape[0] == 3 else 1)
+    return kind()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,6 @@ from boovae.model.priors.prior import Density, Encoder, Prior
 EMPTY = -1e4
 #: Capacity grows by this number of tasks, so that shapes, and compiled code, stay valid for many tasks.
 ROOM = 10
-
-Scope = Literal["current", "full"]
 
 
 class TaskMixture(Prior):
@@ -38,14 +36,7 @@ class TaskMixture(Prior):
     live_log_mass: Tensor  # ()
 
     def __init__(
-        self,
-        tasks: int,
-        components: int,
-        pixels: int,
-        latent_dim: int,
-        *,
-        elbo: Scope = "current",
-        reencode: bool = False,
+        self, tasks: int, components: int, pixels: int, latent_dim: int, elbo: str = "current", reencode: bool = False
     ) -> None:
         super().__init__()
         rows = ROOM * max(1, -(-tasks // ROOM))
