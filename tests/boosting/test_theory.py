@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, distributions
+from torch import Tensor, distributions, nn
 
 from boovae.boosting.losses import forward_loss, literal_loss
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
