@@ -60,6 +60,8 @@ class FitSettings(Section):
 
     boo_objective: Literal["corrective", "forward", "literal"] = "corrective"
     """Fit all components together, or one after another by the forward or the paper's literal objective."""
+    boo_first: Literal["mean", "learned"] = "mean"
+    """One after another: the first component of a task is the mean image, or is learned like the others."""
     boo_start: Literal["clusters", "noise", "mean"] = "clusters"
     """Start pseudo-inputs at the mean images of latent clusters, at noise, or at the mean image with noise."""
     boo_weights: Literal["em", "bisection", "equal", "fixed", "sgd"] = "em"
@@ -80,6 +82,18 @@ class FitSettings(Section):
     """Drop components with less weight."""
     boo_tolerance: NotNegative = 0.0
     """Do not add a component that lowers the divergence by less (nats); 0 adds all."""
+
+
+@dataclass(frozen=True)
+class MixtureSettings(Section):
+    """Settings of all priors that grow with the tasks."""
+
+    boo_elbo: Literal["current", "full"] = "current"
+    """Score images of the task in training by its own components, or by the whole mixture."""
+    boo_masses: Literal["sizes", "equal"] = "sizes"
+    """Share the prior among tasks by their numbers of images, or equally."""
+    boo_until: AtLeastOne = 32
+    """Fit components after epochs 1, 2, 4, … up to this one; then they are fixed."""
 
 
 # --- codes ----------------------------------------------------------------------------------------------------------
@@ -134,20 +148,11 @@ class Boosting(ABC):
     """Fits the live components of a boosted prior to the aggregated posterior of one task's images."""
 
     def __init__(
-        self,
-        settings: Settings,
-        replicas: Replicas,
-        images: Tensor,
-        index: int,
-        pixel_range: tuple[float, float],
-        *,
-        learn_first: bool = False,
-        until: int = 1,
+        self, settings: Settings, replicas: Replicas, images: Tensor, index: int, pixel_range: tuple[float, float]
     ) -> None:
-        """Prepare a task; greedy strategies read `learn_first`, the corrective one `until`."""
-        self.own, self.replicas, self.images, self.index = settings.of(FitSettings), replicas, images, index
+        self.own, self.until = settings.of(FitSettings), settings.of(MixtureSettings).boo_until
         self.count, self.epochs = settings.model.components, settings.training.epochs
-        self.pixel_range, self.learn_first, self.until = pixel_range, learn_first, until
+        self.replicas, self.images, self.index, self.pixel_range = replicas, images, index, pixel_range
         self._descent = Descent(self.loss, pixel_range, stacked=replicas.stacked)
 
     @abstractmethod
@@ -173,14 +178,12 @@ class Boosting(ABC):
     @property
     def inputs(self) -> Tensor:
         """The pseudo-inputs of the task, (R, K, D)."""
-        inputs: Tensor = self.replicas.buffers["prior.live_inputs"]
-        return inputs
+        return self.replicas.buffers["prior.live_inputs"]
 
     @property
     def log_weights(self) -> Tensor:
         """Their log-weights, (R, K)."""
-        log_weights: Tensor = self.replicas.buffers["prior.live_log_weights"]
-        return log_weights
+        return self.replicas.buffers["prior.live_log_weights"]
 
     def codes(self, *key: int | str) -> Codes:
         """Return codes of the task's images."""
@@ -267,7 +270,7 @@ class Greedy(Boosting):
 
     def begin(self) -> Fitted | None:
         """Begin with the mean image, or with a component that is learned like the others."""
-        if self.learn_first:
+        if self.own.boo_first == "learned":
             return self.grow(0)
         self.inputs[:, 0] = self.codes("first").images.mean(1)
         self.log_weights[:, 0] = 0.0
@@ -327,12 +330,9 @@ class Greedy(Boosting):
     def mixture(self, slot: int) -> DiagonalMixture:
         """Return r: the components of this task so far, or all; an almost constant density if there are none."""
         full = self.own.boo_mixture == "full"
-
-        def one(model: Any) -> DiagonalMixture:
-            mixture: DiagonalMixture = (model.prior if full else model.prior.current)(model.posterior)
-            return mixture
-
-        mixture: DiagonalMixture = self.replicas.map(one)
+        mixture: DiagonalMixture = self.replicas.map(
+            lambda model: (model.prior if full else model.prior.current)(model.posterior)
+        )
         if slot == 0 and (self.index == 0 or not full):
             flat = torch.zeros_like(mixture.log_weights).log_softmax(-1)
             mixture = DiagonalMixture(flat, torch.zeros_like(mixture.mean), torch.full_like(mixture.mean, FLAT))
@@ -358,14 +358,13 @@ class Greedy(Boosting):
         draws = {"uniform": Draw("uniform", (SUBSET,)), "normal": Draw("normal", (2, SUBSET, parts.mean.shape[-1]))}
         noise = self.replicas.generators.draw_all(draws, "boo", self.index, "component", slot, "weight")
 
-        def one(
-            parts: DiagonalNormal, log_weights: Tensor, target: DiagonalMixture, uniform: Tensor, normal: Tensor
-        ) -> Scores:
+        def one(parts: DiagonalNormal, log_weights: Tensor, target: DiagonalMixture, *noise: Tensor) -> Scores:
+            uniform, normal = noise
             h, r = DiagonalNormal(parts.mean[slot], parts.log_variance[slot]), DiagonalMixture(log_weights, *parts)
             z = torch.cat([h.rsample(normal[0]), r.sample(uniform, normal[1])])
             return Scores(h.log_prob(z), r.log_prob(z), target.log_prob(z))
 
-        scores: Scores = vmap(one)(parts, log_weights, _aggregated(posterior), noise["uniform"], noise["normal"])
+        scores: Scores = vmap(one)(parts, log_weights, _aggregated(posterior), *noise.values())
         return scores
 
 
@@ -408,11 +407,8 @@ class ForwardBoosting(Greedy):
         return forward_loss(self.replicas.call(network, _component, inputs), logit, z, log_mixture)
 
 
-STRATEGIES: dict[str, type[Boosting]] = {
-    "corrective": Corrective,
-    "forward": ForwardBoosting,
-    "literal": LiteralBoosting,
-}
+Strategies = dict[str, type[Boosting]]
+STRATEGIES: Strategies = {"corrective": Corrective, "forward": ForwardBoosting, "literal": LiteralBoosting}
 
 
 def refits(done: int, until: int) -> bool:

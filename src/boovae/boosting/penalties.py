@@ -27,7 +27,7 @@ from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, ROOM, TaskMixture
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
+from boovae.replicas.stacked import Replicas, Tensors
 from boovae.replicas.step import Batch
 from boovae.replicas.teacher import Teacher
 
@@ -51,9 +51,7 @@ class Penalties:
     """R_enc and R_dec on the stored components, weighted by lambda."""
 
     def __init__(self, settings: Settings, *, on: bool, reduction: str) -> None:
-        self.own, self.model = settings.of(PenaltySettings), settings.model
-        self.on = on
-        self.reduction = reduction
+        self.own, self.model, self.on, self.reduction = settings.of(PenaltySettings), settings.model, on, reduction
         self._teacher = Teacher() if self.own.boo_decoder == "teacher" else None
 
     @property
@@ -61,9 +59,7 @@ class Penalties:
         """Whether the decoder's outputs at old components are stored."""
         return self.on and not self._teacher
 
-    def state(
-        self, replicas: Replicas, memory: dict[str, Tensor], strength: Tensor, growth: float
-    ) -> dict[str, Tensor]:
+    def state(self, replicas: Replicas, memory: Tensors, strength: Tensor, growth: float) -> Tensors:
         """Return the tensors that `penalty` reads: lambda (R,) and the decoder's targets.
 
         `strength` is that of the settings, `growth` (images before / images now).
@@ -99,15 +95,13 @@ class Penalties:
     def encoder_divergence(self, model: VAE, now: DiagonalNormal, noise: Tensor) -> Tensor:
         """Return R_enc of old components, whose current encodings are `now` (C, L); noise (2, C, L)."""
         before, weights = _old(model)
-        stored = DiagonalNormal(before.mean, before.log_variance)
-        side = self.own.boo_divergence
+        stored, side = DiagonalNormal(*before[1:]), self.own.boo_divergence
         if self.reduction != "reference":
             return (self._shares(weights) * stored.divergence(now, side)).sum()
         mixture = DiagonalMixture(before.log_weights, *now)
         samples = torch.cat([stored.rsample(noise[0]), now.rsample(noise[1])])  # scored together: fewer, larger steps
         forward, against = (before.log_prob(samples) - mixture.log_prob(samples)).chunk(2)
-        reverse = -against
-        sides = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}
+        sides = {"forward": forward, "reverse": -against, "symmetric": 0.5 * (forward - against)}
         return ((weights > 0) * sides[side]).sum()
 
     def latents(self, model: VAE, noise: Tensor) -> Tensor:
@@ -143,11 +137,8 @@ class Penalties:
     @torch.no_grad()
     def outputs(replicas: Replicas, mean: Tensor) -> Tensor:
         """Return the decoder's outputs at the means of components, to be stored at the end of their task."""
-
-        def decoded(model: VAE, mean: Tensor) -> Tensor:
-            return model.likelihood.bounded(model.decode(mean))
-
-        return replicas.map(decoded, mean)
+        outputs: Tensor = replicas.map(lambda model, mean: model.likelihood.bounded(model.decode(mean)), mean)
+        return outputs
 
 
 def mixture_of(model: VAE) -> TaskMixture:

@@ -16,29 +16,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
 from boovae.experiments.options import ReplayOptions
 from boovae.files import TEXT_BYTES, read_file, write_file
 from boovae.model.vae import VAE
 from boovae.replicas.devices import compiles
-from boovae.replicas.randomness import Draw, Generators
-from boovae.runs.progress import Watch
+from boovae.replicas.randomness import Draw
+from boovae.runs.progress import Display, Watch
 from boovae.runs.train import trainer_for
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint
 from boovae.training.sampling import generate
 from boovae.training.state import group, prefixed
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from boovae.data import Stream, Task
-    from boovae.runs.progress import Display
 
 
 class Curve(NamedTuple):
@@ -178,12 +175,10 @@ class Learner:
         else:
             images, labels = self._with_samples(trainer, index, task)
         options = experiment.options
+        schedule = {"epochs": options.classifier_epochs, "batch_size": options.classifier_batch}
         with self._timed("classifier_seconds"):
-            self.classifiers.learn(
-                images, labels, task.classes, epochs=options.classifier_epochs, batch_size=options.classifier_batch
-            )
-        seen = experiment.tasks[: index + 1]
-        test, truth = experiment.images(seen, "test")
+            self.classifiers.learn(images, labels, task.classes, **schedule)
+        test, truth = experiment.images(experiment.tasks[: index + 1], "test")
         self._add(curve.name, self._answers(test), truth, index + 1)
         if trainer is not None and curve.by_class:
             labels_of = [part.classes[0] for part in experiment.parts(index + 1)]
@@ -208,7 +203,8 @@ class Learner:
         now = self._current(trainer, task)
         if replayed is None:
             return now
-        return torch.cat([now[0], replayed[0]], 1), torch.cat([now[1], replayed[1]], 1)
+        images, labels = (torch.cat(parts, 1) for parts in zip(now, replayed, strict=True))
+        return images, labels
 
     @contextmanager
     def _timed(self, cost: str) -> Iterator[None]:
@@ -238,7 +234,7 @@ class Learner:
         if not self.experiment.options.reconstruct:
             return real, labels
         draw = Draw("normal", (real.shape[1], trainer.settings.model.latent_dim))
-        noise = Generators(replicas.seeds, replicas.device).draw(draw, "reconstruct", trainer.tasks_done)
+        noise = replicas.generators.draw(draw, "reconstruct", trainer.tasks_done)
         return torch.cat([real, _reconstructed(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
 
     @torch.no_grad()

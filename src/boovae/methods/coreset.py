@@ -68,11 +68,9 @@ class Coreset(Method):
         chosen = replicas.generators.order(task.own_images, "coreset", task.index)
         if self.own.coreset_choice == "kcenter":
             chosen = farthest_points(own, chosen[:, 0], count)
-        rows = [own.take_along_dim(chosen[:, :count].unsqueeze(2), dim=1).unsqueeze(1)]
-        counts = [torch.tensor([count], device=replicas.device)]
-        if self.memory:
-            rows.insert(0, self.memory["images"])
-            counts.insert(0, self.memory["counts"])
+        images = own.take_along_dim(chosen[:, :count].unsqueeze(2), dim=1).unsqueeze(1)
+        now = {"images": images, "counts": torch.tensor([count], device=replicas.device)}
+        rows, counts = ([self.memory[name], now[name]] if self.memory else [now[name]] for name in now)
         width = max(row.shape[2] for row in rows)
         padded = [F.pad(row, (0, 0, 0, width - row.shape[2])) for row in rows]  # tasks with fewer images are padded
         self.memory = {"images": torch.cat(padded, dim=1), "counts": torch.cat(counts)}

@@ -104,8 +104,7 @@ class EWC(Method):
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of precision and anchor: those of the parameters."""
-        shared = self.shared(replicas.parameters) if tasks else {}
-        return {f"{kind}.{name}": tuple(shared[name].shape) for kind in ("precision", "anchor") for name in shared}
+        return self.shapes_of(replicas, "precision", "anchor") if tasks else {}
 
 
 def squared_drift(model: VAE, state: dict[str, Tensor], stiffness: str) -> Tensor:

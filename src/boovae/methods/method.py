@@ -131,6 +131,11 @@ class Method:
         """Return the networks' tensors that all tasks share."""
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(("prior.", *self.private))}
 
+    def shapes_of(self, replicas: Replicas, *kinds: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of tensors `kind.name` with the sizes of the shared parameters."""
+        shared = self.shared(replicas.parameters)
+        return {f"{kind}.{name}": tuple(tensor.shape) for kind in kinds for name, tensor in shared.items()}
+
     # --- the model ----------------------------------------------------------------------------------------------
 
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from boovae.boosting.fit import MixtureSettings
 from boovae.boosting.penalties import Penalties, mixture_of
 from boovae.config import Settings
-from boovae.config.section import AtLeastOne, Section
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
 from boovae.model.vae import VAE
@@ -20,18 +18,6 @@ from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import Batch
 
 ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
-
-
-@dataclass(frozen=True)
-class MixtureSettings(Section):
-    """Settings of all priors that grow with the tasks."""
-
-    boo_elbo: Literal["current", "full"] = "current"
-    """Score images of the task in training by its own components, or by the whole mixture."""
-    boo_masses: Literal["sizes", "equal"] = "sizes"
-    """Share the prior among tasks by their numbers of images, or equally."""
-    boo_until: AtLeastOne = 32
-    """Fit components after epochs 1, 2, 4, … up to this one; then they are fixed."""
 
 
 class MixtureMethod(Method):

@@ -106,5 +106,4 @@ class SI(Method):
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the importances: those of the parameters."""
-        shared = self.shared(replicas.parameters) if tasks else {}
-        return {f"importance.{name}": tuple(tensor.shape) for name, tensor in shared.items()}
+        return self.shapes_of(replicas, "importance") if tasks else {}

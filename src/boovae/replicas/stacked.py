@@ -25,6 +25,7 @@ from boovae.replicas.randomness import Generators, seed_for
 STACK_LIMIT = 150_000
 
 Result = TypeVar("Result")
+Tensors = dict[str, Tensor]
 
 
 class _Call(nn.Module):
@@ -40,6 +41,9 @@ class _Call(nn.Module):
 
 class Replicas:
     """R replicas of a VAE: `parameters` and `buffers`, {name: (R, ...)}."""
+
+    parameters: Tensors
+    buffers: Tensors
 
     def __init__(self, build: Callable[[], VAE], seeds: Sequence[int], device: torch.device) -> None:
         self.seeds = tuple(seeds)
