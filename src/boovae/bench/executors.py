@@ -4,8 +4,6 @@ An executor takes a job and is polled for the answer. Skipping, resuming and loc
 (`worker.py`), so all executors behave the same. The answer of a lost worker is "lost", and its cell runs again.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -4,8 +4,6 @@ A record keeps only pictures that a decoder made: never a real image, nor a pseu
 one and stay close to it.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """`boovae bench paper`: the paper's NLL and diversity tables, its curves and its samples, measured with our code."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from boovae.bench import cells as grid

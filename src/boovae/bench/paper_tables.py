@@ -1,7 +1,5 @@
 """The paper's tables with our number and the paper's in each cell, comparisons of methods, and findings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product

@@ -1,7 +1,5 @@
 """The options of a bench, and the folders it writes to. Quick to import, for the help of the command line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

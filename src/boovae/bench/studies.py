@@ -1,7 +1,5 @@
 """A bench from end to end: plan the cells, run what is not finished, write tables and figures of what is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import closing

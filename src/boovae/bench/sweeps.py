@@ -4,8 +4,6 @@
 components` how many learned images per task are best, with and without dropping the light ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product

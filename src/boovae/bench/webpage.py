@@ -1,7 +1,5 @@
 """The page of a bench: tables beside the paper's, curves, panels and samples in one self-contained HTML file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -5,8 +5,6 @@ lock works on it; a stopped run continues, a finished cell is left alone. `pytho
 same for a job given as JSON and prints the answer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -13,8 +13,6 @@ The paper's algorithm for a task, from which each of the three strategies differ
 learned early belong to an encoder that has changed since.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

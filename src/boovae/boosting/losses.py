@@ -10,8 +10,6 @@ mixture with the stored prior, weighted by numbers of images. A mixture r grows 
 or all components are fitted at once by KL[q̂ ‖ Σ_k v_k h_k] (`mixture_loss`, fully corrective).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

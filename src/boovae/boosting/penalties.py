@@ -13,8 +13,6 @@ z_c of the decoder from before the task, the paper's p^{t−1}(x | z), and no im
 chooses one direction instead of the symmetric divergence.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@
 v  = argmin KL[q̂ ‖ Σ_k v_k h_k]         `em_weights`, the backward step: components without weight are `dropped`
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ serves both settings: choosing among the classes of a given task (task-increment
 (class-incremental). `class_scores` classifies with a generator alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, cast

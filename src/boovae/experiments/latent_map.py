@@ -5,8 +5,6 @@ it, a boosted prior can; two dimensions make this visible. Both models learn the
 every task each gets a map, and a Monte Carlo estimate of KL[q̂ ‖ prior] on the test images of all tasks seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial

@@ -1,7 +1,5 @@
 """The options of the experiments. Quick to import, for the help of the command line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 

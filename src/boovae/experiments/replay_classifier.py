@@ -16,8 +16,6 @@ that needs neither replay nor training: p(class | x) ∝ p(class) E_{q(z|x)}[p(x
 the part of the prior for a class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields

@@ -5,8 +5,6 @@ command continues where it was stopped. Both files are named by a hash of everyt
 curve: curves of different settings never mix.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

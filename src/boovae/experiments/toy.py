@@ -12,8 +12,6 @@ A component starts at the one of twenty samples of the target that the mixture c
 components come from EM on samples of the target in every case, so only the objective differs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import product

@@ -14,8 +14,6 @@ the task. With `boo_lambda` above 0 the paper's penalties keep encoder and decod
 (`boosting/penalties.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

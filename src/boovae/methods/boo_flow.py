@@ -9,8 +9,6 @@ drift. From the second task on, a penalty therefore keeps f fixed at old compone
 In combination with `distill` the decoder is kept there too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any

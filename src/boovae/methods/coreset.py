@@ -10,8 +10,6 @@ Nguyen et al., 2018). Two ways to use them (`coreset_mode`):
 Deviation from the released code, which samples from all old images again for every new task.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

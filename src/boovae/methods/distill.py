@@ -11,8 +11,6 @@ generated dataset. Each term can be switched off. Related work: Lifelong Generat
 for the encoder, Generative Distillation (Masip et al., 2024) for distilling outputs instead of training on samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal

@@ -30,8 +30,6 @@ Where it differs from the papers:
 - In a combination the prior is the one left by the method before it: `boo+ewc` uses the finished mixture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType

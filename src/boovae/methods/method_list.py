@@ -1,7 +1,5 @@
 """The methods of a run: a single one, or the parts of a combination such as `boo+distill`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """The common base of methods whose prior is a mixture with a row of components per task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -15,8 +15,6 @@ Deviations from the released code: components accumulate over tasks, masses foll
 images, the penalties are symmetric and not divided by the latent dimension.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from types import MappingProxyType

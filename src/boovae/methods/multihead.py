@@ -6,8 +6,6 @@ known; samples alternate between the tasks. The paper compares with it alone and
 regularise only the shared decoder. Deviation: only the frozen heads are kept; they count as memory.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from types import MappingProxyType
 

@@ -3,8 +3,6 @@
 `BOOVAE_METHODS` names Python files outside the package whose methods all commands and bench workers can use.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

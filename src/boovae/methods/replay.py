@@ -11,8 +11,6 @@ the number of tasks, and each image is seen once; if a prior has components per 
 those of the finished tasks. Nothing is stored between tasks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 

@@ -6,8 +6,6 @@ The cost of a task grows with the number of tasks before it, and every generatio
 stored between tasks but the model. The prior is that of `joint`: N(0, I), or a VampPrior that grows with the tasks.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -32,8 +32,6 @@ Where it differs from the paper:
 - Only parameters shared by all tasks are penalised: not the prior's, not the heads of single tasks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 

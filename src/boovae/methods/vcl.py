@@ -10,8 +10,6 @@ the layers are sampled, not weights (local reparameterisation). Only the ELBO in
 means. The network holds the previous posterior when a task begins, so nothing else is stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

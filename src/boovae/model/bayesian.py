@@ -8,8 +8,6 @@ the outputs of independent Gaussian weights are Gaussian,
     mean = layer(x; mean weights),   variance = layer(x²; variances),   output = mean + √variance . noise.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

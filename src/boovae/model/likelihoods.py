@@ -4,8 +4,6 @@ Bernoulli on grey values; normal, logistic and Laplace (l1) densities of constan
 width the decoder predicts.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

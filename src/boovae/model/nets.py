@@ -6,8 +6,6 @@ datasets. `gated:WIDTH` has gated layers (Dauphin et al., 2017), as in the liter
 blocks and takes pictures of any size from 8 x 8 pixels (`residual.py`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

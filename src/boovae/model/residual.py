@@ -6,8 +6,6 @@ up) until the longer side has at most four positions, and double the channels, a
 with the size of a picture. The decoder mirrors the encoder and cuts off what rounding added.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import NamedTuple, Self

@@ -1,7 +1,5 @@
 """The variational autoencoder of ONE replica: an ordinary module, independent of tasks and replicas."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

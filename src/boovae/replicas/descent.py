@@ -1,7 +1,5 @@
 """Adam on a few tensors of all replicas at once, without touching the networks."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

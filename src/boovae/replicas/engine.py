@@ -4,8 +4,6 @@ The same code runs on every device. On a GPU one step is recorded as a CUDA grap
 the images and the noise of its step through a counter on the device, so the host only launches.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import math

@@ -1,7 +1,5 @@
 """One gradient step of all replicas: loss, gradients, Adam, batch statistics and the methods' tracking."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Regularise a network towards its past: a frozen copy of it, and the ELBO of old images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

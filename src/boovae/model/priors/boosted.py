@@ -1,7 +1,5 @@
 """Mixtures that gain a few components with each task; the prior of BooVAE is one of them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 

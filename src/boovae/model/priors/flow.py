@@ -10,8 +10,6 @@ zuko is not used because its couplings look up their mask's positions in every c
 replicas nor a CUDA graph supports.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 
