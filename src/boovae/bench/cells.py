@@ -29,6 +29,8 @@ JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
 #: Settings that are flags of the bench: all columns share them, so neither a file nor a variant can set them.
 BY_ARGUMENT = {"dataset": "datasets", "method": "methods", "tasks": "tasks", "replicas": "replicas", "seed": "seed"}
 
+Given = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -88,9 +90,7 @@ class Variant:
                 raise InputError(f"{{methods}} {text}: {name} cannot be set in a variant; a bench takes {{{flag}}}")
             changes[name] = _value(value.strip())
         if "|" in label or label.startswith("#") or not label.isprintable():
-            raise InputError(
-                f"{{methods}} {text!r}: a name becomes a column header: use printable characters, no '|', no '#' first"
-            )
+            raise InputError(f"{{methods}} {text!r}: a name heads a column: printable characters, no '|', no '#' first")
         if not label.strip() or (named and not method) or (changes and not named):
             raise InputError(f"{{methods}} {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
         return cls(label, method or label, changes)
@@ -105,11 +105,7 @@ def _value(text: str) -> Any:
 
 
 def plan(
-    datasets: Sequence[str],
-    methods: Sequence[str],
-    given: Mapping[str, Any],
-    tasks: int,
-    joint_tasks: Sequence[int] | None = None,
+    datasets: Sequence[str], methods: Sequence[str], given: Given, tasks: int, joint_tasks: Sequence[int] | None = None
 ) -> list[Cell]:
     """Return the cells of datasets x methods; check every name and setting before anything is trained.
 
@@ -155,16 +151,12 @@ def _variants(methods: Sequence[str]) -> list[Variant]:
         except InputError as error:  # keep the Python spelling: settings of a variant are not flags
             raise InputError(f"{{methods}} {variant.label}: {error}") from error
         if variant.label != variant.method and is_method(variant.label):
-            raise InputError(
-                f"{{methods}}: '{variant.label}' is the name of a method, but this variant is {variant.method}; tables "
-                "would put the wrong numbers of the paper beside it: choose another name"
-            )
+            named = f"'{variant.label}' is the name of a method, but this variant is {variant.method}"
+            raise InputError(f"{{methods}}: {named}, not what the paper's numbers beside it are: choose another name")
     return variants
 
 
-def _cells(
-    dataset: str, variant: Variant, given: Mapping[str, Any], joint_tasks: Sequence[int] | None
-) -> Iterable[Cell]:
+def _cells(dataset: str, variant: Variant, given: Given, joint_tasks: Sequence[int] | None) -> Iterable[Cell]:
     named = {**variant.changes, "dataset": dataset, "method": variant.method}
     alone = schedule(named, given)
     if variant.method != "joint":

@@ -34,8 +34,8 @@ AGAIN = "remove it, and its cell runs again"
 DAMAGED = f"the record is damaged: {AGAIN}"
 #: A PNG in base64, recognised by its first bytes.
 Picture = Annotated[str, msgspec.Meta(pattern="^iVBORw0KGgo")]
-#: Number of bootstrap resamples, and the share of them inside the interval.
-RESAMPLES, INSIDE = 10_000, 0.95
+#: Number of bootstrap resamples, and the quantiles at the ends of the interval.
+RESAMPLES, EDGES = 10_000, ((1 - 0.95) / 2, (1 + 0.95) / 2)
 
 
 # --- the record of a cell -------------------------------------------------------------------------------------------
@@ -198,9 +198,8 @@ def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
                 yield seen * together, metric, task, seed, value
         terms = class_terms(evaluation.diversity).tolist() if evaluation.diversity else ()
         for seed, row in zip(summary["seeds"], terms, strict=False):
-            for place, term in enumerate(row):
-                if math.isfinite(term):
-                    yield evaluation.learned * together, "diversity_term", place, seed, term
+            for place, term in filter(lambda pair: math.isfinite(pair[1]), enumerate(row)):
+                yield evaluation.learned * together, "diversity_term", place, seed, term
 
 
 # --- statistics over seeds ------------------------------------------------------------------------------------------
@@ -254,12 +253,10 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     interval is the percentile bootstrap of the mean over seeds, always with the same resamples. With few seeds it is
     too narrow: the true uncertainty is larger.
     """
-    seeds = sorted(set(ours) & set(theirs))
-    differences = np.array([ours[seed] - theirs[seed] for seed in seeds])
+    differences = np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs)])
     differences = differences[np.isfinite(differences)]
     if len(differences) < 2:
         return None
     drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
-    edges = (1 - INSIDE) / 2, (1 + INSIDE) / 2
-    low, high = np.quantile(differences[drawn].mean(axis=1), edges)
+    low, high = np.quantile(differences[drawn].mean(axis=1), EDGES)
     return Difference(float(differences.mean()), float(low), float(high), len(differences))

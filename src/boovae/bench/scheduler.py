@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import Timeout
@@ -55,20 +55,20 @@ class Matrix:
     executor: Executor
     job: Callable[[Cell], Job]
     board: Board
-    failed: dict[str, str] = field(default_factory=dict)  # by the cell's title
-    _waiting: deque[Cell] = field(default_factory=deque)
-    _running: dict[Cell, Handle] = field(default_factory=dict)
-    _retry_at: dict[Cell, float] = field(default_factory=dict)
-    _lost: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # how often without progress, and how far it was
+
+    def __post_init__(self) -> None:
+        self.failed: dict[str, str] = {}  # by the cell's title
+        self._unique = list({cell.name: cell for cell in self.cells}.values())
+        self._waiting = deque(cell for cell in self._unique if read_summary(self.folder, cell) is None)
+        self._running: dict[Cell, Handle] = {}
+        self._retry_at: dict[Cell, float] = {}
+        self._lost: dict[Cell, tuple[int, int]] = {}  # how often without progress, and how far it was
 
     def run(self) -> None:
         """Run all cells that are not finished; if stopped, each running cell continues next time."""
-        unique = {cell.name: cell for cell in self.cells}
-        self._waiting = deque(cell for cell in unique.values() if read_summary(self.folder, cell) is None)
-        skipped = len(unique) - len(self._waiting)
-        if skipped:
-            self.board.note(f"{skipped} of {len(unique)} cells are already finished")
-        self.board.begin(list(unique.values()), list(self._waiting))
+        if skipped := len(self._unique) - len(self._waiting):
+            self.board.note(f"{skipped} of {len(self._unique)} cells are already finished")
+        self.board.begin(self._unique, self._waiting)
         try:
             while self._waiting or self._running:
                 self._submit_waiting()
@@ -82,10 +82,10 @@ class Matrix:
 
     def _submit_waiting(self) -> None:
         """Fill the free slots with cells that no other process holds."""
-        for _ in range(len(self._waiting)):
+        for cell in list(self._waiting):
             if len(self._running) >= self.executor.slots:
                 return
-            cell = self._waiting.popleft()
+            self._waiting.popleft()
             if self._retry_at.get(cell, 0.0) > time.monotonic():
                 self._waiting.append(cell)
             elif read_summary(self.folder, cell) is not None:  # another bench has finished it
@@ -133,9 +133,8 @@ class Matrix:
                 self._waiting.appendleft(cell)
             else:
                 log = self.folder / f"{cell.name}.log"
-                message = f"{error}; see {log}" if log.exists() else error
-                self.failed[cell.title] = message
-                self.board.failed(cell, message)
+                self.failed[cell.title] = f"{error}; see {log}" if log.exists() else error
+                self.board.failed(cell, self.failed[cell.title])
 
     def _worth_another(self, cell: Cell) -> bool:
         """Whether to retry a cell that lost its worker: as long as it makes progress, or a few times without."""
@@ -187,7 +186,7 @@ class Board:
         self._finished, self._failed = set[str](), set[str]()
         self._began, self._before, self._counted = time.monotonic(), 0, 0.0
 
-    def begin(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
+    def begin(self, cells: Sequence[Cell], waiting: Iterable[Cell]) -> None:
         """Start counting: all cells, and those of them that are not finished."""
         self._cells = {cell.name: cell for cell in cells}
         self._finished = set(self._cells) - {cell.name for cell in waiting}
@@ -236,8 +235,7 @@ class Board:
     def seconds_left(self) -> float | None:
         """Seconds for the rest at the pace so far; None until there is a pace."""
         done_now = self.done - self._before
-        lost = sum(self._cells[name].tasks - self._tasks[name] for name in self._failed)
-        left = self.total - self.done - lost
+        left = sum(cell.tasks - self._tasks[name] for name, cell in self._cells.items() if name not in self._failed)
         if done_now <= 0 or left <= 0:
             return None
         return float(math.ceil((time.monotonic() - self._began) * left / done_now))

@@ -35,6 +35,8 @@ QUICK: dict[str, Any] = {"epochs": 32, "boo_steps": 10, "samples": 200, "generat
 QUICK_DATASETS = ("digits",)
 #: Settings of the whole matrix, unless a flag or a file has others.
 USUAL: dict[str, Any] = {"replicas": 5}
+#: How to measure a finished cell again.
+AFRESH = "choose another {{out}}, or remove {}.json and its folder"
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,9 @@ def _check_features(request: Request, done: Finished) -> None:
         found = set.intersection(*(set(e.frechet.sets if e.frechet else ()) for e in summary["evaluations"]))
         lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.data.dataset)} - found
         if lacking:
-            raise InputError(
-                f"{request.out / cell.name}: finished without {', '.join(sorted(lacking))} ({{features}}); "
-                f"choose another {{out}}, remove {cell.name}.json and its folder, or name the features it has: "
-                f"{', '.join(sorted(found))}"
-            )
+            without, there = (", ".join(sorted(names)) for names in (lacking, found))
+            remedy = f"{AFRESH.format(cell.name)}, or name the features it has: {there}"
+            raise InputError(f"{request.out / cell.name}: finished without {without} ({{features}}); {remedy}")
 
 
 def _check_data(request: Request, done: Finished) -> None:
@@ -155,10 +155,8 @@ def _check_data(request: Request, done: Finished) -> None:
         if same not in digests:
             digests[same] = load_data(cell.settings, request.data_dir).digest
         if summary["split"]["digest"] != digests[same]:
-            raise InputError(
-                f"{request.out / cell.name}: the images of {data.dataset} have changed since this cell was "
-                f"finished; choose another {{out}}, or remove {cell.name}.json and its folder"
-            )
+            problem = f"the images of {data.dataset} have changed since this cell was finished"
+            raise InputError(f"{request.out / cell.name}: {problem}; {AFRESH.format(cell.name)}")
 
 
 def _run(request: Request, cells: Sequence[Cell]) -> dict[str, str]:

@@ -133,9 +133,8 @@ def summarise(run: Path, settings: Settings) -> Summary:
 def _error_answer(error: BaseException) -> Answer:
     """Return the answer for an error: a full disk affects all cells, a stopped worker is not a failure."""
     text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
-    if any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error)):
-        return {"state": "full", "error": text}
-    return {"state": "lost" if _was_stopped(error) else "failed", "error": text}
+    full = any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error))
+    return {"state": "full" if full else "lost" if _was_stopped(error) else "failed", "error": text}
 
 
 def _was_stopped(error: BaseException) -> bool:

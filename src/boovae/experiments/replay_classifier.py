@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from boovae.config import Settings
 from boovae.data import Stream
-from boovae.errors import InputError
+from boovae.errors import InputError, SettingError
 from boovae.experiments.options import ReplayOptions
 from boovae.experiments.replay_curve import Costs, Curve, Experiment, Point, learned
 from boovae.methods import from_mapping
@@ -80,14 +80,11 @@ def run(
 def _check(settings: Settings, options: ReplayOptions) -> None:
     """Refuse settings that the experiment cannot use before anything is trained."""
     if settings.data.classes_per_task < 2:
-        raise InputError(
-            f"{{classes_per_task}} is {settings.data.classes_per_task}; a classifier needs at least 2 classes per task"
-        )
+        wanted = "at least 2 classes per task for a classifier"
+        raise SettingError("classes_per_task", settings.data.classes_per_task, wanted)
     if not set(settings.method.split("+")) & {"boo", "boo-flow", "mog"} and "method" in options.curve:
-        raise InputError(
-            f"{{method}} {settings.method}: its prior has no components per task to label samples by; "
-            "use one with boo, boo-flow or mog"
-        )
+        problem = "its prior has no components per task to label samples by; use one with boo, boo-flow or mog"
+        raise InputError(f"{{method}} {settings.method}: {problem}")
 
 
 def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Curve]:

@@ -60,17 +60,13 @@ class BooFlow(Boo):
         if settings.model.latent_dim < 2 and self.flow.flow_layers > 0:
             raise SettingError("latent_dim", settings.model.latent_dim, "at least 2 for a flow; or set {flow_layers=0}")
         if self.fitting.boo_objective == "literal" or self.fitting.boo_weights in ("bisection", "sgd"):
-            raise InputError(
-                "method 'boo-flow' fits to samples; the literal objective and these weights need the target's density: "
-                "set {boo_objective=corrective} (or forward) and {boo_weights=em}"
-            )
+            remedy = "set {boo_objective=corrective} (or forward) and {boo_weights=em}"
+            raise InputError(f"method 'boo-flow' fits to samples, the target has no density: {remedy}")
         if "full" in (self.fitting.boo_target, self.fitting.boo_mixture):
             raise InputError("method 'boo-flow': set {boo_target=current} and {boo_mixture=current}")
         if self.own.boo_lambda > 0:
-            raise InputError(
-                "method 'boo-flow' keeps old components by {flow_drift}, the paper's penalties are for a prior without "
-                "a flow: set {boo_lambda=0}, and use boo-flow+distill to preserve the networks"
-            )
+            remedy = "set {boo_lambda=0}, and use boo-flow+distill to preserve the networks"
+            raise InputError(f"method 'boo-flow' keeps old components by {{flow_drift}}: {remedy}")
 
     def prior_of(self, *sizes: int, **options: Any) -> Prior:
         """Return a mixture behind a flow."""

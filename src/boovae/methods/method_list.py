@@ -114,10 +114,8 @@ class MethodList:
             part.end_task(replicas, task)
             shapes = part.memory_shapes(replicas, task.index + 1, task.train.shape[-1])
             if unknown := part.memory.keys() - shapes.keys():
-                raise InputError(
-                    f"method '{part.name}' remembers {', '.join(sorted(unknown))}, which its memory_shapes does not "
-                    "have: its runs could not be continued; add it there"
-                )
+                problem = f"remembers {', '.join(sorted(unknown))}, which its memory_shapes does not have"
+                raise InputError(f"method '{part.name}' {problem}: its runs could not be continued; add it there")
 
     def load_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
         """Load the memory of each part; refuse one that does not fit."""

@@ -40,10 +40,8 @@ class MixtureMethod(Method):
     def check(self) -> None:
         """Refuse penalties that would pass old components through the network of another task."""
         if self.private and (self.penalties.on or self.reencodes):
-            raise InputError(
-                f"method '{self.name}' cannot preserve or re-encode old components with a network per task; "
-                f"set {{{self.strength_name}=0}} and {{boo_reencode=False}}"
-            )
+            remedy = f"set {{{self.strength_name}=0}} and {{boo_reencode=False}}"
+            raise InputError(f"{self.name} cannot preserve or re-encode components with a network per task: {remedy}")
 
     def open_row(self, replicas: Replicas, task: TaskImages) -> None:
         """Add a row for the task's components to the stored ones, and set the mass of each task."""
@@ -95,7 +93,8 @@ class MixtureMethod(Method):
         """Return the shapes of the stored components, for each task."""
         if not tasks:
             return {}
-        row, latent_dim = (len(replicas), tasks, self.settings.model.components), self.settings.model.latent_dim
-        images, latents = (*row, pixels), (*row, latent_dim)
+        model = self.settings.model
+        row = len(replicas), tasks, model.components
+        images, latents = (*row, pixels), (*row, model.latent_dim)
         shapes = dict(zip(ROW, (images, latents, latents, row), strict=True))
         return {**shapes, "decoded": images} if self.penalties.stores_outputs else shapes

@@ -34,10 +34,8 @@ from boovae.methods.vcl import VCL
 
 ALL = (Standard, Joint, Boo, BooFlow, Distill, MoG, Multihead, Coreset, Replay, Scratch, EWC, SI, VCL)
 #: Methods that cannot be combined, and why.
-ALONE = {
-    "joint": "keeps everything, so there is nothing to protect",
-    "scratch": "starts again at every task, so there is nothing to protect",
-}
+ALONE = {"joint": "keeps everything", "scratch": "starts again at every task"}
+Values = Mapping[str, Any]
 METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
 #: The variable that names files with further methods, separated as in PATH, and the files already run.
 OUTSIDE = "BOOVAE_METHODS"
@@ -56,6 +54,7 @@ def register(method: type[Method]) -> type[Method]:
         if hasattr(method, name):
             raise InputError(f"{method.__name__}.{name} would be replaced; fill the dictionary self.{name}")
     _check_sections(method)
+    _check_search(method)
     METHODS[method.name] = method
     from_outside.append(method.name)
     return method
@@ -74,7 +73,6 @@ def _check_sections(method: type[Method]) -> None:
         for name in taken.keys() & _names([kind]) if kind not in shared else ():
             raise InputError(f"{kind.__name__} has '{name}', {taken[name]}; choose another name")
         kind()  # checks its defaults
-    _check_search(method)
 
 
 def _check_search(method: type[Method]) -> None:
@@ -115,11 +113,7 @@ REGISTRY = _Registry()
 
 
 def resolve(
-    given: Mapping[str, Any],
-    file: Path | None = None,
-    preset: str | None = None,
-    *,
-    common: Mapping[str, Any] | None = None,
+    given: Values, file: Path | None = None, preset: str | None = None, *, common: Values | None = None
 ) -> Settings:
     """Return the settings from the user's values, a TOML file, a preset, the dataset's recipe and the defaults.
 
@@ -133,7 +127,7 @@ def resolve(
     return config_resolve.resolve(given, file, preset, parts=REGISTRY, common=common)
 
 
-def from_mapping(values: Mapping[str, Any]) -> Settings:
+def from_mapping(values: Values) -> Settings:
     """Return the settings of a mapping; those of other methods are dropped."""
     return config_resolve.from_mapping(values, parts=REGISTRY)
 
@@ -159,7 +153,8 @@ def make_method(settings: Settings) -> MethodList:
         raise InputError(f"{{method={settings.method}}} names a method twice; name each once")
     for alone, reason in ALONE.items():
         if alone in names and len(names) > 1:
-            raise InputError(f"{{method={settings.method}}}: {alone} {reason}; use it alone")
+            problem = f"{alone} {reason}, so there is nothing to protect"
+            raise InputError(f"{{method={settings.method}}}: {problem}; use it alone")
     known = _names(REGISTRY.sections(settings.method))
     for name, _ in settings.own:
         if name not in known:
@@ -193,8 +188,6 @@ def import_outside() -> None:
         _run.add(name)  # before it runs: it may make a method itself
         spec.loader.exec_module(module)
         for twice in (known for known in before if METHODS[known] is not before[known]):
-            raise InputError(
-                f"{OUTSIDE} names {name}, which defines the method '{twice}', as another file does; rename one"
-            )
+            raise InputError(f"{OUTSIDE} names {name}, which defines '{twice}', as another file does; rename one")
         if len(from_outside) == count:
             raise InputError(f"{OUTSIDE} names {name}, which registers no method: decorate its class with @register")

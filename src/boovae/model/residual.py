@@ -50,10 +50,8 @@ class ResidualPlan(NamedTuple):
         """
         _, height, width = picture
         if min(height, width) < LEAST_SIDE:
-            raise InputError(
-                f"net 'res:{channels}' ({{net}}) needs pictures of at least {LEAST_SIDE} x {LEAST_SIDE} pixels, these "
-                f"have {height} x {width}; use mlp:WIDTH"
-            )
+            wanted = f"pictures of at least {LEAST_SIDE} x {LEAST_SIDE} pixels, these have {height} x {width}"
+            raise InputError(f"net 'res:{channels}' ({{net}}) needs {wanted}; use mlp:WIDTH")
         stride = 1
         while max(height, width) > LARGEST * stride:
             stride *= 2

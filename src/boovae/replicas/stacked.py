@@ -129,10 +129,8 @@ class Replicas:
         tensors = self.tensors()
         for tensor in pytree.tree_leaves(arguments):
             if isinstance(tensor, Tensor) and tensor.shape[:1] != (len(self),):
-                raise InputError(
-                    f"a tensor of shape {tuple(tensor.shape)} for {len(self)} replicas; it must begin with their "
-                    "number: expand a tensor that is the same for all"
-                )
+                wanted = "it must begin with their number: expand a tensor that is the same for all"
+                raise InputError(f"a tensor of shape {tuple(tensor.shape)} for {len(self)} replicas; {wanted}")
 
         def of_one(tensors: dict[str, Tensor], *arguments: Any) -> Result:
             return self.call(tensors, function, *arguments)
