@@ -13,27 +13,8 @@ from boovae.bench.webpage import Chapter, Section
 from boovae.files import write_file
 from boovae.report.outputs import write_rows
 
-HOW = "The band is one standard deviation over the seeds; lower is better."
-HOW_DIFFERENCES = (
-    "Mean of the differences after the last task and its 95 % bootstrap interval over seeds; negative: the first "
-    "method is better."
-)
-HOW_PANELS = {
-    "nll": "One panel per task, from the moment it was learned: a line that rises is forgetting.",
-    "diversity": "One panel per class: above 0 it is drawn too seldom, below 0 too often.",
-}
-#: Name and title of pictures, and how to read them.
-SAMPLES = (
-    "samples",
-    "Samples of each method",
-    "Samples of the first seed: a row per method, a column per number of tasks seen. All samples in a row use the "
-    "same random numbers.",
-)
-COMPONENTS = (
-    "components",
-    "Learned components",
-    "The heaviest components of each task after the last task, decoded; first seed.",
-)
+#: Titles of pictures.
+SAMPLES, COMPONENTS = "Samples of each method", "Learned components"
 
 
 class Paper:
@@ -81,28 +62,29 @@ class Paper:
             for one in compared
         ]
         shown = Grid(("dataset", "metric", "method", "other", "difference", "interval"), rows, strong="difference")
-        return Section("grid", "differences", "", "Method against method, seed by seed", HOW_DIFFERENCES, shown)
+        return Section("grid", "differences", "", "Method against method, seed by seed", shown)
 
     def chapter(self, request: Request, measured: Measured) -> Chapter:
         """Write the figures of a dataset; return its chapter of the page."""
         folder, stem, metrics = request.results, file_name(measured.dataset), request.shown
         found = list[Section]()
         for one in (tables.table(measured, metric) for metric in metrics):
-            found.append(Section("table", one.metric, f"{title_of(one.metric)} table", one.title, "", one))
+            found.append(Section("table", one.metric, f"{title_of(one.metric)} table", one.title, one))
         # The paper has one table of distances, whatever features ours are on.
         others = list(filter(is_distance, metrics))[1:]
         over_tasks = [each for metric in metrics for each in curves(measured, metric, paper=metric not in others)]
         write_sheet(folder / f"{stem}_curves.svg", over_tasks, measured.labels, 2)
-        found.append(Section("charts", "charts", "charts", "As tasks arrive", HOW, over_tasks))
+        found.append(Section("charts", "charts", "charts", "As tasks arrive", over_tasks))
         for metric in filter(PER_TASK.__contains__, metrics):
             by_task, name = panels(measured, metric), f"{metric}-per-task"
             write_sheet(folder / f"{stem}_{metric}_per_task.svg", by_task, measured.labels, 5)
             title, short = f"Task by task: {PER_TASK[metric][1]}", f"{title_of(metric)} task by task"
-            found.append(Section("charts", name, short, title, HOW_PANELS[metric], by_task, folded=True))
-        for (name, title, how), sheet in ((SAMPLES, samples(measured)), (COMPONENTS, learned(measured))):
+            found.append(Section("charts", name, short, title, by_task, folded=True))
+        pictures = ("samples", SAMPLES, samples(measured)), ("components", COMPONENTS, learned(measured))
+        for name, title, sheet in pictures:
             if sheet:
                 write_file(folder / f"{stem}_{name}.png", as_png(sheet))
-                found.append(Section("pictures", name, name, title, how, sheet, folded=name == "components"))
+                found.append(Section("pictures", name, name, title, sheet, folded=name == "components"))
         made_with = measured.made_with(request.command)
         return Chapter(stem, dataset_title(measured.dataset), measured.labels, found, made_with)
 

@@ -127,8 +127,8 @@ class Sweep:
         how = f"{seen}; the band is one standard deviation over the seeds. Dashed: independent of {self.at}."
         how_numbers = f"{seen}: mean (standard deviation) over seeds."
         sections = [
-            Section("grid", "numbers", "numbers", "Numbers", how_numbers, _numbers(self.at, lines)),
-            Section("charts", "charts", "charts", "Charts", how, charts),
+            Section("grid", "numbers", "numbers", "Numbers", _numbers(self.at, lines), how=how_numbers),
+            Section("charts", "charts", "charts", "Charts", charts, how=how),
         ]
         return Chapter(stem, name, legend, sections, measured.made_with(request.command))
 

@@ -15,7 +15,9 @@ def swatches(labels: Sequence[str]) -> list[tuple[str, int, bool]]:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a chapter. Links to it end with `name` and read `short`; `how` explains how to read it.
+    """A part of a chapter. Links to it end with `name` and read `short`.
+
+    `how` explains how to read it; without, the page explains it by its name.
 
     The content is a `Table` of the paper, a `Grid` of texts or pictures, or charts; a `folded` section starts closed.
     """
@@ -24,9 +26,9 @@ class Section:
     name: str
     short: str
     title: str
-    how: str
     content: Any
     folded: bool = False
+    how: str = ""
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,10 @@ from boovae.boosting.losses import (
 from boovae.boosting.weights import Scores, best_weight, dropped, em_weights, gain_curve, merged, sgd_weight
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section, Share, WholeNumber
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model import VAE, DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, BoostedPrior, TaskMixture
-from boovae.model.vae import VAE
+from boovae.replicas import Draw, Replicas, latent_draws
 from boovae.replicas.descent import Descent
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
 
 #: Number of images whose codes represent the aggregated posterior.
 SUBSET = 1000
@@ -112,7 +110,8 @@ def codes_of(replicas: Replicas, images: Tensor, least: int, key: Key) -> Codes:
     images = images.expand(len(replicas), -1, -1).take_along_dim(chosen.unsqueeze(2), dim=1)
     posterior = replicas.map(VAE.posterior, images)
     noise = replicas.generators.draw(Draw("normal", tuple(posterior.mean.shape[1:])), *key, "codes")
-    return Codes(images, posterior, replicas.map(_inward, posterior.rsample(noise)))
+    z = replicas.map(lambda model, z: TaskMixture.of(model).inward(z), posterior.rsample(noise))
+    return Codes(images, posterior, z)
 
 
 @torch.no_grad()
@@ -121,14 +120,8 @@ def encoded(replicas: Replicas, inputs: Tensor) -> DiagonalNormal:
     return replicas.map(_component, inputs)
 
 
-def _inward(model: VAE, z: Tensor) -> Tensor:
-    assert isinstance(model.prior, TaskMixture)
-    return model.prior.inward(z)
-
-
 def _component(model: VAE, inputs: Tensor) -> DiagonalNormal:
-    assert isinstance(model.prior, BoostedPrior)
-    return model.prior.component(model.posterior, inputs)
+    return BoostedPrior.of(model).component(model.posterior, inputs)
 
 
 # --- common to all strategies ---------------------------------------------------------------------------------------

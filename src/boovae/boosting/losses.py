@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from boovae.model.distributions import LOG_TWO_PI, DiagonalMixture, DiagonalNormal
+from boovae.model import DiagonalMixture, DiagonalNormal
+from boovae.model.distributions import LOG_TWO_PI
 
 
 def literal_loss(h: DiagonalNormal, noise: Tensor, target: DiagonalMixture, mixture: DiagonalMixture) -> Tensor:

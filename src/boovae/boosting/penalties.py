@@ -21,13 +21,9 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.config.section import Section
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model import VAE, DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, ROOM, TaskMixture
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas, Tensors
-from boovae.replicas.step import Batch
-from boovae.replicas.teacher import Teacher
+from boovae.replicas import Batch, Draw, Replicas, Teacher, Tensors
 
 #: Limits of the log-variance of z in the reference reading of R_dec.
 REFERENCE_RANGE = (-5.0, -2.0)
@@ -83,7 +79,7 @@ class Penalties:
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return lambda . R_enc and lambda . R_dec for one replica."""
         strength = batch["state"]["lambda"]
-        noise = batch["held"][:, : mixture_of(model).rows * self.model.components]  # also drawn for empty rows
+        noise = batch["held"][:, : TaskMixture.of(model).rows * self.model.components]  # also drawn for empty rows
         encoder = self.encoder_divergence(model, batch["old_components"], noise[:2])
         z = self.latents(model, noise[2])
         stored = self._stored(model, batch["state"], z)
@@ -114,7 +110,7 @@ class Penalties:
         """Return the decoder's targets at latents z (C, L): stored outputs (C, D), or those of the old decoder."""
         if self._teacher:
             return self._teacher.answer(model, state, VAE.decode, z)
-        return state["decoded"][: mixture_of(model).rows].flatten(0, 1)
+        return state["decoded"][: TaskMixture.of(model).rows].flatten(0, 1)
 
     def decoder_divergence(self, model: VAE, z: Tensor, decoded: Tensor) -> Tensor:
         """Return R_dec at a latent z (C, L) of each component, against the outputs `decoded` (C, D)."""
@@ -123,7 +119,7 @@ class Penalties:
         divergence = model.likelihood.divergence(decoded, model.decode(z), self.own.boo_divergence)
         shares = self._shares(weights)
         if self.reduction == "reference":
-            prior = mixture_of(model)
+            prior = TaskMixture.of(model)
             shares = torch.where(weights > 0, prior.log_weights[: prior.rows].flatten().exp(), 0.0)
         return (shares * divergence).sum()
 
@@ -139,13 +135,7 @@ class Penalties:
         return outputs
 
 
-def mixture_of(model: VAE) -> TaskMixture:
-    """Return the prior of a model, which must be a mixture over tasks."""
-    assert isinstance(model.prior, TaskMixture)
-    return model.prior
-
-
 def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
     """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty slots."""
-    mixture = mixture_of(model).stored_mixture()
+    mixture = TaskMixture.of(model).stored_mixture()
     return mixture, torch.where(mixture.log_weights > EMPTY / 2, mixture.log_weights.exp(), 0.0)

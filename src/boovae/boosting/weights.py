@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from boovae.boosting.losses import cross_entropy
-from boovae.model.distributions import DiagonalNormal
+from boovae.model import DiagonalNormal
 from boovae.model.priors.boosted import EMPTY
 
 #: A component's weight stays this far from 0 and 1 when it is added.

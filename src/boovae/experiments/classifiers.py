@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from boovae.model import VAE
 from boovae.model.nets import initialise
-from boovae.model.vae import VAE
+from boovae.replicas import Batch, Draw, Replicas
 from boovae.replicas.devices import matmul_precision, one_thread
 from boovae.replicas.engine import BLOCK, Engine
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch, GradientStep, Loss
+from boovae.replicas.step import GradientStep, Loss
 from boovae.training.state import put
 from boovae.training.trainer import Trainer
 

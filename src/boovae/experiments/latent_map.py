@@ -21,10 +21,9 @@ from boovae.config import Settings
 from boovae.data import Stream, Task
 from boovae.errors import InputError, SettingError
 from boovae.methods import from_mapping
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
-from boovae.model.vae import VAE
+from boovae.model import VAE, DiagonalMixture, DiagonalNormal
+from boovae.replicas import latent_draws
 from boovae.replicas.devices import choose_device, compiles, matmul_precision
-from boovae.replicas.randomness import latent_draws
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
 from boovae.runs.environment import environment

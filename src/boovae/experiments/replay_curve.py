@@ -25,9 +25,9 @@ from boovae.errors import InputError
 from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
 from boovae.experiments.options import ReplayOptions
 from boovae.files import TEXT_BYTES, read_file, write_file
-from boovae.model.vae import VAE
+from boovae.model import VAE
+from boovae.replicas import Draw
 from boovae.replicas.devices import compiles
-from boovae.replicas.randomness import Draw
 from boovae.runs.progress import Display, Watch
 from boovae.runs.train import trainer_for
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint

@@ -28,10 +28,11 @@ from torch.func import vmap
 from boovae.boosting.losses import component_log_probs, forward_loss, literal_loss, with_floor
 from boovae.boosting.weights import em_weights
 from boovae.experiments.options import ToyOptions
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model import DiagonalMixture, DiagonalNormal
+from boovae.replicas import Draw
 from boovae.replicas.descent import Descent
 from boovae.replicas.devices import choose_device, one_thread
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.randomness import Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.environment import environment
 

@@ -26,9 +26,9 @@ from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
 from boovae.methods.method import TaskImages
 from boovae.methods.mixture import ROW, MixtureMethod
-from boovae.model.priors import Prior
+from boovae.model import Prior
 from boovae.model.priors.boosted import EMPTY, BoostedPrior
-from boovae.replicas.stacked import Replicas
+from boovae.replicas import Replicas
 
 
 @dataclass(frozen=True)

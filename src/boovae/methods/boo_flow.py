@@ -20,12 +20,9 @@ from boovae.config.section import AtLeastOne, NotNegative, Section, WholeNumber
 from boovae.errors import InputError, SettingError
 from boovae.methods.boo import Boo
 from boovae.methods.method import TaskImages
-from boovae.model.priors import Prior
+from boovae.model import VAE, Prior
 from boovae.model.priors.flow import FlowPrior
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
+from boovae.replicas import Batch, Draw, Replicas, latent_draws
 
 #: Number of samples of old components per step, at which the flow is kept fixed.
 PLACES = 250
@@ -89,16 +86,11 @@ class BooFlow(Boo):
         state = batch["state"]
         if not state:
             return {}
-        prior = _prior(model)
-        v = prior.base_before(model.posterior).sample(batch["place_uniform"], batch["place_normal"]).detach()
+        draws = batch["place_uniform"], batch["place_normal"]
+        v = FlowPrior.of(model).base_before(model.posterior).sample(*draws).detach()
         old = self.teacher.answer(model, state, _moved, v)
         return {"drift": state["weight"] * (_moved(model, v) - old).square().sum(-1).mean()}
 
 
 def _moved(model: VAE, v: Tensor) -> Tensor:
-    return _prior(model).outward(v)
-
-
-def _prior(model: VAE) -> FlowPrior:
-    assert isinstance(model.prior, FlowPrior)
-    return model.prior
+    return FlowPrior.of(model).outward(v)

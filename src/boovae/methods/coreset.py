@@ -20,11 +20,8 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, Section
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
-from boovae.replicas.teacher import bound_before
+from boovae.model import VAE
+from boovae.replicas import Batch, Draw, Replicas, bound_before
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,7 @@ class Coreset(Method):
             images = images[batch["kept_order"].argsort(stable=True)[: len(noise)]]
         if "pixels" in batch:  # thresholds of the batch, which has at least as many images
             images = (batch["pixels"][: len(noise)] < images).to(images.dtype)
-        bound = bound_before(model, images, noise)
-        loss = bound.reconstruction + batch["kl_weight"] * bound.kl
+        loss = bound_before(model, images, noise).weighted(batch["kl_weight"])
         # M and 1 / B as tensors: compiled code cannot multiply by a quotient of sizes that vary from task to task.
         return {"kept": batch["state"]["number"] * batch["weight"][0] * loss.mean()}
 

@@ -19,11 +19,8 @@ from torch import Tensor
 
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.methods.method import Method, TaskImages
-from boovae.model.distributions import DiagonalNormal
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
+from boovae.model import VAE, DiagonalNormal
+from boovae.replicas import Batch, Draw, Replicas, latent_draws
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Distill(Method):
 
 def _answers(teacher: VAE, uniform: Tensor, normal: Tensor) -> tuple[Tensor, Tensor, Tensor, DiagonalNormal]:
     """Return latents (M, L) of the teacher's prior, and its outputs, mean images and encodings of these."""
-    z = teacher.prior.before(teacher.posterior).sample(uniform, normal)
+    z = teacher.sample_before(uniform, normal)
     output = teacher.decode(z)
     images = teacher.likelihood.mean(output)
     return z, output, images, teacher.posterior(images)

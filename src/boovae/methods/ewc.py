@@ -43,10 +43,8 @@ from torch.func import grad, vmap
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas, replica_of
-from boovae.replicas.step import Batch
+from boovae.model import VAE
+from boovae.replicas import Batch, Draw, Replicas, replica_of
 
 #: Maximum number of per-image gradient values in memory, by device, and of images per chunk.
 CHUNK_VALUES, CHUNK_IMAGES = {"cuda": 2**28, "cpu": 2**25}, 64
@@ -144,7 +142,7 @@ def squared_gradients(
 
     def loss(learned: dict[str, Tensor], x: Tensor, noise: Tensor) -> Tensor:
         bound = replicas.call({**tensors, **learned}, VAE.bound, x.unsqueeze(0), noise.unsqueeze(0))
-        return (bound.reconstruction + kl_weight * bound.kl).sum()
+        return bound.weighted(kl_weight).sum()
 
     each: Callable[..., dict[str, Tensor]] = vmap(grad(loss), in_dims=(None, 0, 0))
     learned = {name: tensors[name] for name in names}

@@ -8,8 +8,8 @@ pseudo-inputs for each task seen, started at random training images.
 import torch
 
 from boovae.methods.method import Method, TaskImages
-from boovae.model.priors import Prior, VampPrior
-from boovae.replicas.stacked import Replicas
+from boovae.model import Prior, VampPrior
+from boovae.replicas import Replicas
 
 
 class Joint(Method):

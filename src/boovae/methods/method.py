@@ -16,13 +16,8 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.config.section import Section, hints
 from boovae.errors import InputError
-from boovae.model.nets import Nets
-from boovae.model.priors import Prior
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch, Step
-from boovae.replicas.teacher import Teacher
+from boovae.model import VAE, Nets, Prior
+from boovae.replicas import Batch, Draw, Replicas, Step, Teacher
 
 
 @dataclass(frozen=True)

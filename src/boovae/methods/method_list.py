@@ -8,9 +8,8 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
-from boovae.model.priors import Prior
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch, Step
+from boovae.model import Prior
+from boovae.replicas import Batch, Replicas, Step
 
 T = TypeVar("T")
 

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from boovae.boosting.fit import MixtureSettings
-from boovae.boosting.penalties import Penalties, mixture_of
+from boovae.boosting.penalties import Penalties
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
+from boovae.model import VAE
+from boovae.model.priors.boosted import TaskMixture
+from boovae.replicas import Batch, Draw, Replicas
 
 ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
 
@@ -56,7 +55,7 @@ class MixtureMethod(Method):
         log_masses = (sizes / sizes.sum()).log()
         buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
         buffers["prior.live_log_mass"][:] = log_masses[-1]
-        mixture_of(replicas.model).live = True
+        TaskMixture.of(replicas.model).live = True
         if self.penalties.on and task.index > 0:
             strength, growth = self.strength(self.strength_name, replicas), task.images_before / task.own_images
             self.state = self.penalties.state(replicas, self.memory, strength, growth)
@@ -66,7 +65,7 @@ class MixtureMethod(Method):
     def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
         """Store the task's components: the tensors named in ROW, each (R, K, ...)."""
         buffers = replicas.buffers
-        mixture_of(replicas.model).live = False
+        TaskMixture.of(replicas.model).live = False
         for name in ROW:
             buffers[f"prior.{name}"][:, task.index] = row[name]
         buffers["prior.log_masses"][:, task.index] = buffers["prior.live_log_mass"]

@@ -30,11 +30,8 @@ from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
 from boovae.methods.method import TaskImages
 from boovae.methods.mixture import MixtureMethod
-from boovae.model.distributions import DiagonalMixture
-from boovae.model.priors import FreeMixture, Prior
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
+from boovae.model import VAE, DiagonalMixture, FreeMixture, Prior
+from boovae.replicas import Draw, Replicas
 
 #: Initial components: standard deviation of the means, and log-variance.
 START_DEVIATION, START_LOG_VARIANCE = 0.5, -2.0

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from boovae.methods.method import Method, TaskImages
-from boovae.model.nets import Nets, initialise
+from boovae.model import Nets
+from boovae.model.nets import initialise
+from boovae.replicas import Replicas
 from boovae.replicas.randomness import seed_for
-from boovae.replicas.stacked import Replicas
 
 
 class Multihead(Method):

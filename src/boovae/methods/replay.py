@@ -20,11 +20,8 @@ from torch import Tensor
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
-from boovae.replicas.teacher import bound_before
+from boovae.model import VAE
+from boovae.replicas import Batch, Draw, Replicas, bound_before, latent_draws
 
 
 @dataclass(frozen=True)
@@ -72,19 +69,14 @@ class Replay(Method):
         if not batch["state"]:
             return {}
         bound = bound_before(model, self.generated(model, batch), batch["replay_noise"])
-        loss = bound.reconstruction + self.settings.training.kl_weight * bound.kl
-        return {"replay": batch["state"]["weight"] * loss.mean()}
+        return {"replay": batch["state"]["weight"] * bound.weighted(self.settings.training.kl_weight).mean()}
 
     def generated(self, model: VAE, batch: Batch) -> Tensor:
         """Return the teacher's images (n, D): grey means, or pixels of 0 and 1 if the data are binary."""
         draws = batch["replay_uniform"], batch["replay_normal"]
-        images = self.teacher.answer(model, batch["state"], _sampled, *draws)
+        images: Tensor = self.teacher.answer(model, batch["state"], lambda old: old.images(old.sample_before(*draws)))
         if "replay_pixels" in batch:
             return torch.lt(batch["replay_pixels"], images).to(images.dtype)
         if "pixels" in batch:
             raise InputError("replay: the images are binarised but {binarize} is none; set it to dynamic")
         return images
-
-
-def _sampled(teacher: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
-    return teacher.images(teacher.prior.before(teacher.posterior).sample(uniform, normal))

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from boovae.methods.joint import Joint
 from boovae.methods.method import Method, TaskImages
+from boovae.replicas import Draw, Replicas, latent_draws
 from boovae.replicas.prior_samples import drawn_images
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
 
 
 class Scratch(Joint):

@@ -41,9 +41,8 @@ from torch import Tensor
 from boovae.config.section import NotNegative, Positive, Section
 from boovae.methods.ewc import squared_drift
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch, Step
+from boovae.model import VAE
+from boovae.replicas import Batch, Replicas, Step
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,9 @@ from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
+from boovae.model import VAE, DiagonalNormal, Nets
 from boovae.model.bayesian import gaussians, make_bayesian, noisy, recorded_shapes
-from boovae.model.distributions import DiagonalNormal
-from boovae.model.nets import Nets
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
+from boovae.replicas import Batch, Draw, Replicas
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Mixtures that gain a few components with each task; the prior of BooVAE is one of them."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,12 @@ class TaskMixture(Prior):
         self.register_buffer("log_masses", torch.full((rows,), EMPTY))
         self.register_buffer("live_log_weights", torch.full((components,), EMPTY))
         self.register_buffer("live_log_mass", torch.full((), EMPTY))
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Return the prior of a model, which must be of this kind."""
+        assert isinstance(model.prior, cls)
+        return model.prior
 
     @abstractmethod
     def current(self, encoder: Encoder) -> DiagonalMixture:
