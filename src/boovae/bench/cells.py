@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 from boovae.bench.published import FACES
@@ -179,7 +178,7 @@ def _joint_tasks(dataset: str, most: int, asked: Sequence[int] | None) -> list[i
     return sorted(set(asked))
 
 
-def schedule(named: Mapping[str, Any], common: Mapping[str, Any] = MappingProxyType({})) -> Settings:
+def schedule(named: Mapping[str, Any], common: Given) -> Settings:
     """Return the settings of a cell: the paper's epochs and early stopping, or for `distill` its own recipe.
 
     `common` applies to all cells; settings that a method does not read are left out.

@@ -22,14 +22,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting.losses import (
-    component_log_probs,
-    cross_entropy,
-    forward_loss,
-    literal_loss,
-    mixture_loss,
-    with_floor,
-)
+from boovae.boosting import losses
+from boovae.boosting.losses import component_log_probs, cross_entropy
 from boovae.boosting.weights import Scores, best_weight, dropped, em_weights, gain_curve, merged, sgd_weight
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section, Share, WholeNumber
@@ -250,7 +244,7 @@ class Corrective(Boosting):
         """Return KL[q̂ ‖ Σ_k v_k h_k] up to a constant."""
         (inputs, logits), (network, z) = learned, arguments
         components = self.replicas.call(network, _component, inputs)
-        return mixture_loss(components, torch.log_softmax(logits, -1), z)
+        return losses.mixture_loss(components, torch.log_softmax(logits, -1), z)
 
 
 # --- one component after another ------------------------------------------------------------------------------------
@@ -366,7 +360,7 @@ class LiteralBoosting(Greedy):
         """Return a pseudo-input (R, D) learned from its start."""
         own, target, mixture = self.own, self.target(codes.posterior), self.mixture(slot)
         if own.boo_floor > 0:
-            mixture = vmap(functools.partial(with_floor, share=own.boo_floor))(mixture, target)
+            mixture = vmap(functools.partial(losses.with_floor, share=own.boo_floor))(mixture, target)
         draw = Draw("normal", (own.boo_samples, codes.z.shape[-1]))
         key = ("boo", self.index, "component", slot, "literal")
         noise = self.replicas.generators.draw(draw, *key, steps=own.boo_steps)
@@ -375,7 +369,7 @@ class LiteralBoosting(Greedy):
     def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
         """Return KL[h ‖ π / r] up to a constant."""
         network, target, mixture = arguments
-        return literal_loss(self.replicas.call(network, _component, learned[0]), noise, target, mixture)
+        return losses.literal_loss(self.replicas.call(network, _component, learned[0]), noise, target, mixture)
 
 
 class ForwardBoosting(Greedy):
@@ -395,7 +389,7 @@ class ForwardBoosting(Greedy):
     def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
         """Return KL[π ‖ (1 − β) r + β h] up to a constant."""
         (inputs, logit), (network, z, log_mixture) = learned, arguments
-        return forward_loss(self.replicas.call(network, _component, inputs), logit, z, log_mixture)
+        return losses.forward_loss(self.replicas.call(network, _component, inputs), logit, z, log_mixture)
 
 
 Strategies = dict[str, type[Boosting]]

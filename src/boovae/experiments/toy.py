@@ -29,7 +29,7 @@ from boovae.boosting.losses import component_log_probs, forward_loss, literal_lo
 from boovae.boosting.weights import em_weights
 from boovae.experiments.options import ToyOptions
 from boovae.model import DiagonalMixture, DiagonalNormal
-from boovae.replicas import Draw
+from boovae.replicas import Draw, latent_draws
 from boovae.replicas.descent import Descent
 from boovae.replicas.devices import choose_device, one_thread
 from boovae.replicas.randomness import Generators
@@ -83,12 +83,11 @@ def run(out: Path, options: ToyOptions, *, device: str = "auto", command: str = 
 
 def make_target(name: str) -> DiagonalMixture:
     """Return a target density: two groups of six Gaussians, or a ring of sixty narrow ones."""
-    if name == "gaussians":
-        circle = 0.8 * _circle(6)
-        mean = torch.cat([circle + torch.tensor([2.0, 0.0]), circle - torch.tensor([2.0, 0.0])])
-        deviation = 0.35
-    else:
+    if name == "ring":
         mean, deviation = 2.0 * _circle(60), 0.2
+    else:
+        circle, shift = 0.8 * _circle(6), torch.tensor([2.0, 0.0])
+        mean, deviation = torch.cat([circle + shift, circle - shift]), 0.35
     return DiagonalMixture(torch.zeros(len(mean)).log_softmax(0), mean, torch.full_like(mean, 2 * math.log(deviation)))
 
 
@@ -107,7 +106,8 @@ class Boosting:
         self.target = DiagonalMixture(*(part.to(device).expand(len(seeds), *part.shape) for part in parts))
         self.fit_samples = self._drawn(FIT_SAMPLES, "fit")
         self.test_samples = self._drawn(TEST_SAMPLES, "test")
-        self._descents: dict[str, Descent] = {}
+        box = (-BOXES[target], BOXES[target]) if objective == "box" else None
+        self._literal, self._forward = Descent(_literal, box), Descent(_forward, box)
 
     def run(self, components: int | None = None) -> Fit:
         """Return the mixtures after 1, 2, … components and their divergences from the target."""
@@ -134,22 +134,16 @@ class Boosting:
         start = [mean.clone(), torch.zeros_like(mean)]
         if mixture is not None and self.objective == "forward":
             even = torch.full_like(mean[:, 0], -math.log(place))
-            arguments: Any = (self.fit_samples, vmap(DiagonalMixture.log_prob)(mixture, self.fit_samples))
-            return DiagonalNormal(*self._descend("forward", [*start, even], arguments)[:2])
+            arguments = self.fit_samples, vmap(DiagonalMixture.log_prob)(mixture, self.fit_samples)
+            mean, log_variance, _ = self._forward([*start, even], arguments, steps=self.steps, rate=RATE)
+            return DiagonalNormal(mean, log_variance)
         if mixture is None:  # there is no mixture yet: r is nearly constant
             zero = torch.zeros_like(mean[:, None])
             mixture = DiagonalMixture(zero[..., 0], zero, zero + 20.0)
         elif self.objective == "floor":
             mixture = vmap(lambda r, target: with_floor(r, target, FLOOR))(mixture, self.target)
         noise = self.generators.draw(Draw("normal", (STEP_SAMPLES, 2)), self.target_name, place, steps=self.steps)
-        return DiagonalNormal(*self._descend("literal", start, (self.target, mixture), noise))
-
-    def _descend(self, loss: str, start: list[Tensor], arguments: Any, noise: Tensor | None = None) -> list[Tensor]:
-        if loss not in self._descents:
-            limit = BOXES[self.target_name]
-            box = (-limit, limit) if self.objective == "box" else None
-            self._descents[loss] = Descent(_forward if loss == "forward" else _literal, box)
-        return self._descents[loss](start, arguments, steps=self.steps, rate=RATE, noise=noise)
+        return DiagonalNormal(*self._literal(start, (self.target, mixture), steps=self.steps, rate=RATE, noise=noise))
 
     def _weighted(self, parts: Sequence[DiagonalNormal]) -> DiagonalMixture:
         joined = DiagonalNormal(*(torch.stack(columns, 1) for columns in zip(*parts, strict=True)))
@@ -158,8 +152,7 @@ class Boosting:
 
     def _drawn(self, count: int, purpose: str, mixture: DiagonalMixture | None = None) -> Tensor:
         """Return samples of a mixture, or of the target, (R, count, 2)."""
-        draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, 2))}
-        noise = self.generators.draw_all(draws, self.target_name, purpose)
+        noise = self.generators.draw_all(latent_draws(count, 2), self.target_name, purpose)
         drawn: Tensor = vmap(DiagonalMixture.sample)(mixture or self.target, *noise.values())
         return drawn
 
