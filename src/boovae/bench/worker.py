@@ -80,12 +80,9 @@ def work(job: Job) -> Answer:
     """Run a cell to its end, unless another process does; answer with an error instead of raising it."""
     folder = Path(job["folder"])
     cell = Cell(job["label"], from_mapping(tomllib.loads(job["config"])))
+    path = folder / f"{cell.name}.log"
     try:
-        with (
-            lock_of(folder, cell.name),
-            (folder / f"{cell.name}.log").open("a", encoding="utf-8") as log,
-            contextlib.redirect_stderr(log),
-        ):
+        with lock_of(folder, cell.name), path.open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
             return _run(job, cell, folder)
     except Timeout:
         return {"state": "busy", "error": ""}

@@ -18,6 +18,10 @@ from boovae.model.nets import initialise
 from boovae.replicas import Replicas
 from boovae.replicas.randomness import seed_for
 
+#: Why some methods cannot be combined with it.
+NO_COMMON_NETWORK = "there is no common network to distil, each task has its own"
+NO_OLD_IMAGES = "the network of a new task cannot learn images of old tasks"
+
 
 class Multihead(Method):
     """A network per task before a shared decoder."""
@@ -26,13 +30,7 @@ class Multihead(Method):
     summary = "a separate encoder and decoder input layer for each task; the task must be known"
     knows_task = True
     private = ("encoder.", "decoder.head.")
-    clashes = MappingProxyType(
-        {
-            "distill": "there is no common network to distil, each task has its own",
-            "replay": "the network of a new task cannot learn images of old tasks",
-            "coreset": "the network of a new task cannot learn images of old tasks",
-        }
-    )
+    clashes = MappingProxyType({"distill": NO_COMMON_NETWORK, "replay": NO_OLD_IMAGES, "coreset": NO_OLD_IMAGES})
 
     def adapt(self, nets: Nets) -> Nets:
         """Put the task's own input layer before the decoder."""

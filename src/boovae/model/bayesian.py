@@ -99,10 +99,9 @@ class BayesianConvTranspose2d(Bayesian, nn.ConvTranspose2d):  # type: ignore[mis
         )
 
 
-_KINDS: dict[type[nn.Module], type[Bayesian]] = {
-    nn.Linear: BayesianLinear,
-    nn.Conv2d: BayesianConv2d,
-    nn.ConvTranspose2d: BayesianConvTranspose2d,
+#: The layers, by the ordinary layer that each extends.
+_KINDS: dict[type, type[Bayesian]] = {
+    kind.__bases__[1]: kind for kind in (BayesianLinear, BayesianConv2d, BayesianConvTranspose2d)
 }
 
 
