@@ -42,10 +42,6 @@ COUNT_INTERVAL = 1.0
 NAMED = 8
 
 
-class Stopped(BaseException):
-    """Ctrl-C or SIGTERM arrived."""
-
-
 @dataclass
 class Matrix:
     """The cells of a bench and how far each has come."""
@@ -160,13 +156,13 @@ def stoppable(folder: Path) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         stops.append(number)
         if len(stops) == 1 or number == signal.SIGINT:
-            raise Stopped
+            raise KeyboardInterrupt
 
     for number in before:
         signal.signal(number, stop)
     try:
         yield
-    except (KeyboardInterrupt, Stopped):
+    except KeyboardInterrupt:
         raise RunError(f"stopped; everything is in {folder}: the same command continues it") from None
     finally:
         for number, handler in before.items():

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,8 +73,8 @@ class Experiment:
     classes: Stream  # the same images, one class per task
     device: torch.device
     display: Display
-    options: ReplayOptions = field(default_factory=ReplayOptions)
-    compile: str = "auto"
+    options: ReplayOptions
+    compile: str
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
@@ -188,20 +188,17 @@ class Learner:
         """Return the images of a task and samples of earlier ones; the generator learns the task too."""
         experiment, by_class = self.experiment, self.curve.by_class
         before, seen = experiment.parts(index), experiment.parts(index + 1)
-        replayed = None
+        old = []
         if index > 0:
             labels_of = [part.classes[0] for part in before] if by_class else None
-            replayed = earlier_samples(trainer, self.classifiers, labels_of, task)
+            old.append(earlier_samples(trainer, self.classifiers, labels_of, task))
         with self._timed("generator_seconds"):
             for part in seen[len(before) :] if by_class else [task]:
                 name, epochs = f"{self.curve.name}: {part.name}", trainer.settings.training.epochs
                 experiment.display.task(index, len(experiment.tasks), name, epochs)
                 trainer.learn(part, Watch(experiment.display))
                 self.costs.generator_images += trainer.task_steps * trainer.engine.batch_size
-        now = self._current(trainer, task)
-        if replayed is None:
-            return now
-        images, labels = (torch.cat(parts, 1) for parts in zip(now, replayed, strict=True))
+        images, labels = (torch.cat(parts, 1) for parts in zip(self._current(trainer, task), *old, strict=True))
         return images, labels
 
     @contextmanager

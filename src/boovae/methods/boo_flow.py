@@ -87,7 +87,7 @@ class BooFlow(Boo):
         if not state:
             return {}
         draws = batch["place_uniform"], batch["place_normal"]
-        v = FlowPrior.of(model).base_before(model.posterior).sample(*draws).detach()
+        v = FlowPrior.of(model).before(model.posterior).base.sample(*draws).detach()
         old = self.teacher.answer(model, state, _moved, v)
         return {"drift": state["weight"] * (_moved(model, v) - old).square().sum(-1).mean()}
 

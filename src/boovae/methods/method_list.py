@@ -77,8 +77,8 @@ class MethodList:
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return the prior of the part that has one, or None for the one the settings name."""
-        priors = {part.name: part.make_prior(pixels, pixel_range) for part in self.parts}
-        brought = {name: prior for name, prior in priors.items() if prior is not None}
+        made = ((part.name, part.make_prior(pixels, pixel_range)) for part in self.parts)
+        brought = {name: prior for name, prior in made if prior is not None}
         if len(brought) > 1:
             raise InputError(f"{{method={self.name}}}: {' and '.join(brought)} each have a prior; use one of them")
         return next(iter(brought.values()), None)
