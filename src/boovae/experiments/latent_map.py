@@ -53,14 +53,7 @@ class Map(NamedTuple):
 
 
 def run(
-    settings: Settings,
-    out: Path,
-    *,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    compile: str = "auto",
-    quiet: bool = False,
-    command: str = "",
+    settings: Settings, out: Path, *, data_dir: Path | None, device: str, compile: str, quiet: bool, command: str
 ) -> list[dict[str, Any]]:
     """Train both models and map them; write `latent_map.csv` and `latent_map.png`, return the rows."""
     check(settings)

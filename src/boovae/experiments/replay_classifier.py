@@ -51,16 +51,15 @@ TICKS, MARGIN = (0, 20, 50, 80, 90, 95, 98, 99, 99.5, 99.9), 0.1
 def run(
     settings: Settings,
     out: Path,
-    options: ReplayOptions | None = None,
+    options: ReplayOptions,
     *,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    compile: str = "auto",
-    quiet: bool = False,
-    command: str = "",
+    data_dir: Path | None,
+    device: str,
+    compile: str,
+    quiet: bool,
+    command: str,
 ) -> list[dict[str, Any]]:
     """Learn all curves; write `replay.csv` and `replay.png` after each of them, return the rows."""
-    options = options or ReplayOptions()
     _check(settings, options)
     place, folder = choose_device(device), prepared(out)
     display = make_display(quiet=quiet)

@@ -10,8 +10,7 @@ the layers are sampled, not weights (local reparameterisation). Only the ELBO in
 means. The network holds the previous posterior when a task begins, so nothing else is stored.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -71,12 +70,11 @@ class VCL(Method):
         image, latent = (torch.zeros(1, size, device=replicas.device) for size in sizes)
         with recorded_shapes(model) as self._shapes:
             model.posterior(image), model.decode(latent)
-        now: dict[str, DiagonalNormal] = replicas.map(gaussians)
+        now = replicas.map(gaussians)
         begin = torch.clone if self.tasks_seen > 1 else torch.zeros_like
-        self.state = {
-            f"{name}.{part}": begin(tensor) for name, normal in now.items() for part, tensor in normal._asdict().items()
-        }
-        self.state["weight"] = self.strength("vcl_weight", replicas) / task.own_images
+        self.state = {"weight": self.strength("vcl_weight", replicas) / task.own_images}
+        for name, normal in now.items():
+            self.state |= {f"{name}.{part}": begin(tensor) for part, tensor in normal._asdict().items()}
 
     def _spread(self, replicas: Replicas) -> None:
         """Set each replica's own initial variances, if several are compared."""
@@ -89,11 +87,9 @@ class VCL(Method):
         """Return the noise of every Bayesian layer's outputs."""
         return {name: Draw("normal", (batch_size, *shape)) for name, shape in self._shapes.items()}
 
-    @contextmanager
-    def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
+    def perturbed(self, model: VAE, batch: Batch) -> AbstractContextManager[None]:
         """Let the layers use the noise, if there is any."""
-        with noisy(model, batch):
-            yield
+        return noisy(model, batch)
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return the divergence of the weights to the previous posterior, per image."""
