@@ -4,8 +4,8 @@ end, and the memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -182,9 +182,10 @@ class Method:
         """Whether `penalty` reads `batch["old_components"]`: the current encodings of finished tasks' pseudo-inputs."""
         return False
 
-    def perturbed(self, model: VAE, batch: Batch) -> AbstractContextManager[None]:
+    @contextmanager
+    def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
         """Perturb the model of one replica while the ELBO is computed; without draws it must change nothing."""
-        return nullcontext()
+        yield  # not `nullcontext`, which torch.compile cannot trace in an ExitStack
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return named terms, each a scalar, that are added to the loss of one replica."""

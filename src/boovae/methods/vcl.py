@@ -10,7 +10,8 @@ the layers are sampled, not weights (local reparameterisation). Only the ELBO in
 means. The network holds the previous posterior when a task begins, so nothing else is stored.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -87,9 +88,11 @@ class VCL(Method):
         """Return the noise of every Bayesian layer's outputs."""
         return {name: Draw("normal", (batch_size, *shape)) for name, shape in self._shapes.items()}
 
-    def perturbed(self, model: VAE, batch: Batch) -> AbstractContextManager[None]:
+    @contextmanager
+    def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
         """Let the layers use the noise, if there is any."""
-        return noisy(model, batch)
+        with noisy(model, batch):
+            yield
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return the divergence of the weights to the previous posterior, per image."""
