@@ -18,7 +18,7 @@ from boovae.bench.cells import Cell, plan
 from boovae.bench.figures import as_png, component_pictures, learned
 from boovae.bench.paper import Paper
 from boovae.bench.paper_tables import findings, table
-from boovae.bench.published import FACES_NAMES, numbers
+from boovae.bench.published import FACES_PAPER_METHODS, numbers
 from boovae.bench.request import Request
 from boovae.bench.results import Measured
 from boovae.cli.main import main
@@ -50,13 +50,13 @@ def with_distances(cell: Cell, distance: float) -> Measured:
 def test_the_papers_table_of_faces_is_whole() -> None:
     printed = numbers("frechet_classifier")
     assert len(printed) == 28
-    assert {method for _, method, _ in printed} == set(FACES_NAMES)
+    assert {method for _, method, _ in printed} == set(FACES_PAPER_METHODS)
     assert printed["celeba", "boo", 4].text == "43.1 (0.2)"
 
 
 def test_faces_have_the_columns_and_tasks_of_the_papers_table(tmp_path: Path) -> None:
     cells = Paper().plan(faces(tmp_path))
-    assert {*FACES_NAMES, "boo+distill", "joint"} == {cell.label for cell in cells}
+    assert {*FACES_PAPER_METHODS, "boo+distill", "joint"} == {cell.label for cell in cells}
     kept = {
         cell.label: cell.settings.of(CoresetSettings).coreset_images
         for cell in cells

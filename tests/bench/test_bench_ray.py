@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench_parts import GIVEN, job_of
+from bench_parts import GIVEN, job_of, request
 from boovae.bench.cells import Cell, plan
 from boovae.bench.executors import CONNECT, Ray
 from boovae.bench.results import Measured, read_summary
@@ -35,7 +35,7 @@ def cluster() -> Iterator[Any]:
 def test_an_address_without_a_cluster_is_refused_with_what_to_do(address: str) -> None:
     began = time.monotonic()
     with pytest.raises(InputError, match=f"--address {address}: no Ray cluster answers .*leave --address out"):
-        Ray(1, address)
+        Ray(request(Path(), address=address), 1)
     assert time.monotonic() - began < 2 * CONNECT
 
 
@@ -62,7 +62,7 @@ def test_all_cells_finish_and_none_counts_twice_although_a_machine_dies(tmp_path
             finished.append(cell.label)
 
     killed: list[bool] = []
-    executor = Ray(len(cells), cluster.address, device="cpu")
+    executor = Ray(request(tmp_path, address=cluster.address, device="cpu"), len(cells))
     try:
         matrix = Matrix(cells, tmp_path, executor, lambda cell: job_of(cell, tmp_path), Watching(tmp_path))
         matrix.run()

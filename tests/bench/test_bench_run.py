@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import boovae.runs.train
-from bench_parts import GIVEN, Inline, job_of
+from bench_parts import GIVEN, Inline, job_of, request
 from boovae.bench import executors
 from boovae.bench import scheduler as matrix_module
 from boovae.bench import studies as bench
@@ -70,7 +70,7 @@ def test_no_gpu_is_given_away_more_than_once(
     share: float | None, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executors, "_places", lambda device: ["0", "1"])
-    assert Local("auto", gpus=share).slots == at_once
+    assert Local(request(Path(), gpus=share), 100).slots == at_once
 
 
 def test_finished_cells_are_skipped(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_work_that_failed_on_a_cluster_is_told_from_a_lost_worker(error: Excepti
 def test_slurm_jobs_do_the_same(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     planned = cells("standard")
-    assert run(planned, tmp_path, Slurm(tmp_path, 1, device="cpu", cluster="debug")).failed == {}
+    assert run(planned, tmp_path, Slurm(request(tmp_path, out=tmp_path, device="cpu"), 1, "debug")).failed == {}
     assert all(numbers(tmp_path, planned))
 
 
@@ -245,7 +245,7 @@ def test_slurm_jobs_do_the_same(tmp_path: Path) -> None:
 def test_slurm_jobs_that_are_killed_run_again(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     planned = cells("standard", "boo")
-    executor = Slurm(tmp_path, 2, device="cpu", cluster="local")
+    executor = Slurm(request(tmp_path, out=tmp_path, device="cpu"), 2, "local")
     killed: list[int] = []
 
     class Killing(Board):

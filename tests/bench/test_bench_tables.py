@@ -18,7 +18,7 @@ from bench_parts import made_up, paper_cell, request
 from boovae.bench.cells import Cell, plan
 from boovae.bench.figures import curves, sample_pictures
 from boovae.bench.paper_tables import Entry, differences, findings, table
-from boovae.bench.published import METHOD_NAMES, Printed, numbers
+from boovae.bench.published import PAPER_METHODS, Printed, numbers
 from boovae.bench.request import Request
 from boovae.bench.results import Measured, Spread, paired, spread
 from boovae.bench.studies import write
@@ -58,7 +58,7 @@ def test_the_papers_tables_are_whole() -> None:
     assert len(numbers("nll")) == 243
     assert len(numbers("diversity")) == 189
     assert numbers("nll")["mnist", "boo", 10].mean == pytest.approx(124.5, abs=5)
-    assert {method for _, method, _ in numbers("nll")} == set(METHOD_NAMES)
+    assert {method for _, method, _ in numbers("nll")} == set(PAPER_METHODS)
     assert numbers("frechet") == {}
 
 

@@ -32,7 +32,7 @@ from boovae.boosting.weights import (
     weight_slope,
 )
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
-from boovae.model.nets import MLPEncoder
+from boovae.model.nets import make_nets
 from boovae.model.priors.boosted import EMPTY
 from conftest import in_torch
 
@@ -79,7 +79,7 @@ def test_gradients_of_the_losses_equal_finite_differences(float64: None) -> None
     torch.manual_seed(0)
     target, r, noise, z = mixture(5), mixture(6, broad=1.0), torch.randn(8, 2), torch.randn(20, 2)
     log_r = r.log_prob(z)
-    encoder = MLPEncoder(6, 5, 2, (-6.0, 2.0)).requires_grad_(False)
+    encoder = make_nets("mlp:5", (6,), 2, (-6.0, 2.0)).encoder.requires_grad_(False)
     mean, log_variance, logit = (torch.randn(shape, requires_grad=True) for shape in ((2,), (2,), ()))
     pixels = torch.rand(6, requires_grad=True)
     check = torch.autograd.gradcheck  # central differences

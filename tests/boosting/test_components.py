@@ -43,9 +43,9 @@ class Bench:
 
     def strategy(self, **changes: Any) -> Any:
         """What goes on with the components there are; its last fit is that after the first epoch."""
-        settings = self.trainer.settings.changed(**changes)
+        settings = self.trainer.settings.changed(boo_until=1, **changes)
         strategy = STRATEGIES[settings.of(FitSettings).boo_objective]
-        return strategy(settings, self.replicas, self.task.train, 0, (0.0, 1.0), until=1)
+        return strategy(settings, self.replicas, self.task.train, 0, (0.0, 1.0))
 
     @property
     def replicas(self) -> Replicas:

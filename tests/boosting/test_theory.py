@@ -12,7 +12,7 @@ from torch import Tensor, distributions, nn
 from boovae.boosting.losses import forward_loss, literal_loss
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.likelihoods import Normal
-from boovae.model.nets import MLPDecoder, MLPEncoder
+from boovae.model.nets import Encoder, hidden_layers
 from boovae.model.priors import BoostedPrior
 from boovae.model.vae import VAE
 
@@ -62,8 +62,9 @@ def small_model(seed: int) -> tuple[VAE, BoostedPrior]:
     prior.mean[0], prior.log_variance[0] = 2 * torch.randn(4, 1), torch.randn(4, 1)
     prior.log_weights[0] = torch.randn(4).log_softmax(0)
     prior.log_masses[0] = 0.0
-    encoder: nn.Module = MLPEncoder(3, 5, 1, (-4.0, 2.0))
-    return VAE(encoder, MLPDecoder(3, 5, 1), Normal(0.0), prior, 1).requires_grad_(False), prior
+    encoder = Encoder(nn.Sequential(*hidden_layers(3, 5, gated=False)), 5, 1, (-4.0, 2.0))
+    decoder = nn.Sequential(*hidden_layers(1, 5, gated=False), nn.Linear(5, 3))
+    return VAE(encoder, decoder, Normal(0.0), prior, 1).requires_grad_(False), prior
 
 
 def elbo(model: VAE, x: Tensor) -> tuple[float, float]:

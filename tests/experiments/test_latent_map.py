@@ -87,7 +87,7 @@ def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--latent-dim", "3"], "--latent-dim is 3; a map has 2 dimensions"),
+        (["--latent-dim", "3"], "--latent-dim is 3; it must be 2, the dimensions of a map"),
         (["--method", "standard"], "name a method to compare with it"),
         (["--method", "multihead"], "each task has its own encoder"),
         (["--tasks", "11"], "digits has 10 tasks; use at most that many"),

@@ -58,7 +58,7 @@ def test_two_files_with_one_method_are_refused(anchor: Path) -> None:
     copy.write_text(anchor.read_text())
     ended = boovae("methods", methods=Path(f"{anchor}{os.pathsep}{copy}"))
     assert ended.returncode == 2
-    assert f"{copy}, which defines the method 'anchor', as another file does; rename one" in ended.stderr
+    assert f"{copy}, which defines 'anchor', as another file does; rename one" in ended.stderr
 
 
 def test_a_changed_file_makes_its_cells_run_again(anchor: Path) -> None:

@@ -13,20 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 from boovae.bench.published import FACES
 from boovae.config import Settings, folder_name
-from boovae.config.resolve import refuse_foreign
+from boovae.config.resolve import packaged_toml, refuse_foreign
+from boovae.data import DATASETS, PATH_FORMS
+from boovae.data.datasets import unknown_dataset
 from boovae.errors import InputError
+from boovae.methods import REGISTRY, is_method, make_method, outside_digest, resolve
 
 #: Numbers of tasks that `joint`, which starts from scratch each time, is trained on; face datasets have few tasks: all.
 JOINT_TASKS, JOINT_FACES = (2, 5, 10), (1, 2, 3, 4)
 #: Settings that are flags of the bench: all columns share them, so neither a file nor a variant can set them.
-BY_ARGUMENT = {"dataset": "{datasets}", "method": "{methods}"} | {
-    name: f"{{{name}}}" for name in ("tasks", "replicas", "seed")
-}
+BY_ARGUMENT = {"dataset": "datasets", "method": "methods", "tasks": "tasks", "replicas": "replicas", "seed": "seed"}
+
+Given = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,13 @@ class Cell:
     @cached_property  # read at every poll of a bench, and it may have to open a file
     def name(self) -> str:
         """The name of its folder; for a method from outside the package it changes when the file of the method does."""
-        from boovae.methods import outside_digest
-
         return "-".join(filter(None, (folder_name(self.settings), outside_digest(self.settings.method))))
 
     @property
     def title(self) -> str:
         """The name shown to users."""
-        return f"{self.settings.data.dataset} {self.label}" + (
-            f" at {self.tasks}" if self.settings.method == "joint" else ""
-        )
+        where = f" at {self.tasks}" if self.settings.method == "joint" else ""
+        return f"{self.settings.data.dataset} {self.label}{where}"
 
     @property
     def together(self) -> int:
@@ -86,15 +85,11 @@ class Variant:
                 raise InputError(f"{{methods}} {text}: '{part}' is not a setting; write NAME=METHOD:setting=value")
             if name in changes:
                 raise InputError(f"{{methods}} {text}: {name} is given twice")
+            if flag := BY_ARGUMENT.get(name):
+                raise InputError(f"{{methods}} {text}: {name} cannot be set in a variant; a bench takes {{{flag}}}")
             changes[name] = _value(value.strip())
-        for name in filter(changes.__contains__, BY_ARGUMENT):
-            raise InputError(
-                f"{{methods}} {text}: {name} cannot be set in a variant; a bench takes {BY_ARGUMENT[name]}"
-            )
         if "|" in label or label.startswith("#") or not label.isprintable():
-            raise InputError(
-                f"{{methods}} {text!r}: a name becomes a column header: use printable characters, no '|', no '#' first"
-            )
+            raise InputError(f"{{methods}} {text!r}: a name heads a column: printable characters, no '|', no '#' first")
         if not label.strip() or (named and not method) or (changes and not named):
             raise InputError(f"{{methods}} {text}: a variant needs a name of its own; write NAME=METHOD:setting=value")
         return cls(label, method or label, changes)
@@ -109,23 +104,16 @@ def _value(text: str) -> Any:
 
 
 def plan(
-    datasets: Sequence[str],
-    methods: Sequence[str],
-    given: Mapping[str, Any],
-    tasks: int,
-    joint_tasks: Sequence[int] | None = None,
+    datasets: Sequence[str], methods: Sequence[str], given: Given, tasks: int, joint_tasks: Sequence[int] | None = None
 ) -> list[Cell]:
     """Return the cells of datasets x methods; check every name and setting before anything is trained.
 
     `given` applies to every cell whose method reads it. `joint` gets one run for each number in `joint_tasks`, or for
     each of the usual ones.
     """
-    from boovae.data import DATASETS, PATH_FORMS
-    from boovae.data.datasets import unknown_dataset
-    from boovae.methods import make_method
-
+    forms = {form.partition(":")[0] for form in PATH_FORMS}
     for dataset in datasets:
-        if dataset not in DATASETS and dataset.partition(":")[0] not in {form.partition(":")[0] for form in PATH_FORMS}:
+        if dataset not in DATASETS and dataset.partition(":")[0] not in forms:
             raise unknown_dataset(dataset, "dataset ({datasets})")
     variants = _variants(methods)
     if joint_tasks is not None and all(variant.method != "joint" for variant in variants):
@@ -139,83 +127,62 @@ def plan(
             raise InputError(f"{named}{error.text}") from error
     for cell in cells:
         make_method(cell.settings)  # refuses combinations that make no sense
-        if cell.settings.data.dataset in DATASETS and cell.settings.data.borders is None:
-            _check_tasks(cell, DATASETS[cell.settings.data.dataset].class_names)
+        data = cell.settings.data
+        if data.dataset not in DATASETS or data.borders is not None:
+            continue
+        classes = len(data.class_order or DATASETS[data.dataset].class_names)
+        most = -(-classes * cell.together // data.classes_per_task)  # the last task may have fewer classes
+        if cell.tasks > most:
+            raise InputError(f"{{tasks}} is {cell.tasks}, but {data.dataset} has {most} tasks; use at most that many")
     return cells
 
 
 def _variants(methods: Sequence[str]) -> list[Variant]:
     """Return the variants that `--methods` lists; their labels must differ."""
-    from boovae.methods import REGISTRY, is_method
-
     variants = [Variant.parse(text) for text in methods]
     labels = [variant.label for variant in variants]
     if len(set(labels)) < len(labels):
-        raise InputError(
-            f"{{methods}} names a method twice: {', '.join(labels)}; a variant is NAME=METHOD:setting=value"
-        )
+        named = ", ".join(labels)
+        raise InputError(f"{{methods}} names a method twice: {named}; a variant is NAME=METHOD:setting=value")
     for variant in variants:
         try:
             refuse_foreign(variant.changes, variant.method, REGISTRY)
         except InputError as error:  # keep the Python spelling: settings of a variant are not flags
             raise InputError(f"{{methods}} {variant.label}: {error}") from error
         if variant.label != variant.method and is_method(variant.label):
-            raise InputError(
-                f"{{methods}}: '{variant.label}' is the name of a method, but this variant is {variant.method}; tables "
-                "would put the wrong numbers of the paper beside it: choose another name"
-            )
+            named = f"'{variant.label}' is the name of a method, but this variant is {variant.method}"
+            raise InputError(f"{{methods}}: {named}, not what the paper's numbers beside it are: choose another name")
     return variants
 
 
-def _check_tasks(cell: Cell, classes: Sequence[str]) -> None:
-    """Refuse more tasks than the classes allow; the last task may have fewer classes than the others."""
-    settings = cell.settings
-    count = len(settings.data.class_order or classes)
-    joint = settings.method == "joint"
-    asked, most = (
-        (cell.tasks, count) if joint else (settings.data.tasks or 1, -(-count // settings.data.classes_per_task))
-    )
-    if asked > most:
-        raise InputError(f"{{tasks}} is {asked}, but {settings.data.dataset} has {most} tasks; use at most that many")
-
-
-def _cells(
-    dataset: str, variant: Variant, given: Mapping[str, Any], joint_tasks: Sequence[int] | None
-) -> Iterable[Cell]:
+def _cells(dataset: str, variant: Variant, given: Given, joint_tasks: Sequence[int] | None) -> Iterable[Cell]:
     named = {**variant.changes, "dataset": dataset, "method": variant.method}
+    alone = schedule(named, given)
     if variant.method != "joint":
-        yield Cell(variant.label, schedule(named, given))
+        yield Cell(variant.label, alone)
         return
-    for name in ("classes_per_task", "tasks"):
-        if name in variant.changes or (name != "tasks" and name in given):
-            raise InputError(f"{name} cannot be set for joint: in a bench it learns all classes as one task")
-    components = schedule(named, given).model.components
+    if "classes_per_task" in {**variant.changes, **given}:  # a variant cannot set `tasks`
+        raise InputError("classes_per_task cannot be set for joint: in a bench it learns all classes as one task")
     for tasks in _joint_tasks(dataset, given["tasks"], joint_tasks):
-        together = {"classes_per_task": tasks, "tasks": 1, "components": components * tasks}
+        together = {"classes_per_task": tasks, "tasks": 1, "components": alone.model.components * tasks}
         yield Cell(variant.label, schedule({**named, **together}, {"prior": "vamp", **given}))
 
 
 def _joint_tasks(dataset: str, most: int, asked: Sequence[int] | None) -> list[int]:
     """Return the numbers of tasks to train `joint` on: those given, or the usual ones and the last."""
+    possible = set(range(1, most + 1))
     if asked is None:
-        usual = JOINT_FACES if dataset in FACES else JOINT_TASKS
-        return sorted({count for count in usual if count < most} | {most})
-    for count in asked:
-        if not 1 <= count <= most:
-            raise InputError(
-                f"{{joint_tasks}} has {count}, but this bench of {dataset} has {most} tasks; use 1 to {most}"
-            )
+        return sorted(possible & {*(JOINT_FACES if dataset in FACES else JOINT_TASKS), most})
+    for count in set(asked) - possible:
+        raise InputError(f"{{joint_tasks}} has {count}, but this bench of {dataset} has {most} tasks; use 1 to {most}")
     return sorted(set(asked))
 
 
-def schedule(named: Mapping[str, Any], common: Mapping[str, Any] = MappingProxyType({})) -> Settings:
+def schedule(named: Mapping[str, Any], common: Given) -> Settings:
     """Return the settings of a cell: the paper's preset; for `distill` what was tuned, or with own data the defaults.
 
     `common` applies to all cells; settings that a method does not read are left out.
     """
-    from boovae.config.resolve import packaged_toml
-    from boovae.methods import resolve
-
     preset: str | None = "paper"
     if "distill" in str(named["method"]).split("+"):
         preset = "tuned" if named["dataset"] in packaged_toml("boovae.config", "presets.toml")["tuned"] else None

@@ -4,8 +4,6 @@ An executor takes a job and is polled for the answer. Skipping, resuming and loc
 (`worker.py`), so all executors behave the same. The answer of a lost worker is "lost", and its cell runs again.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -16,8 +14,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
+import torch
 
 import boovae
 from boovae.bench.request import BenchOptions, Request
@@ -56,93 +56,90 @@ class Executor(Protocol):
         """Release what the executor holds; cancelled jobs may end first."""
 
 
+def check_executor(arguments: BenchOptions) -> None:
+    """Refuse flags that the executor does not read, and numbers that are not positive."""
+    for name, executor in READER.items():
+        if getattr(arguments, name) is not None and arguments.executor != executor:
+            raise InputError(f"{{{name}}} is for {{executor={executor}}}; add it, or leave {{{name}}} out")
+    for name in ("workers", "gpus", "minutes"):
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            raise InputError(f"{{{name}}} is {value}; it must be above 0")
+
+
+def make_executor(request: Request, cells: int) -> Executor:
+    """Return the executor that a request names; a cluster may get all `cells` at once."""
+    kinds: dict[str, Callable[[Request, int], Executor]] = {"local": Local, "ray": Ray, "slurm": Slurm}
+    return kinds[request.executor](request, cells)
+
+
 # --- this machine ---------------------------------------------------------------------------------------------------
 
 
 class Local:
     """A process per cell: one per GPU, or several that share it; without GPUs, one per core."""
 
-    def __init__(self, device: str, workers: int | None = None, gpus: float | None = None) -> None:
-        self._places = _places(device)
-        cores = _cores()
-        share = min(gpus or 1.0, 1.0)
+    def __init__(self, request: Request, cells: int) -> None:
+        self._places = _places(request.device)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        share = min(request.gpus or 1.0, 1.0)
         # Tolerate rounding: a third may be written 0.34.
         fitting = len(self._places) * int(1 / share + 0.1) if self._places else cores
-        self.slots = workers or fitting
+        self.slots = request.workers or fitting
         self._threads = str(max(1, cores // self.slots))
         self._running: list[_Process] = []
 
     def submit(self, job: Job) -> Handle:
         """Start a process on the GPU that has the fewest."""
-        self._running = [process for process in self._running if process.running]
+        self._running = [one for one in self._running if one.process.poll() is None]
         environment = {"OMP_NUM_THREADS": self._threads, **os.environ, "PYTHONPATH": _search_path()}
-        place = None
-        if self._places:
-            taken = [process.place for process in self._running]
-            place = min(self._places, key=taken.count)
+        place = min(self._places, key=[one.place for one in self._running].count, default=None)
+        if place is not None:
             environment["CUDA_VISIBLE_DEVICES"] = place
-        process = _Process(job, environment, place)
-        self._running.append(process)
-        return process
+        words = [sys.executable, "-m", "boovae.bench.worker", json.dumps(job)]
+        with (Path(job["folder"]) / f"{job['name']}.log").open("ab") as log:
+            process = subprocess.Popen(
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+            )
+        self._running.append(_Process(process, place))
+        return self._running[-1]
 
     def close(self) -> None:
         """Wait for the processes that were asked to stop; they write a checkpoint first."""
-        for process in self._running:
-            process.wait()
+        for one in self._running:
+            one.process.wait()
 
 
+@dataclass
 class _Process:
     """A cell in its own process. If the bench dies, the process continues and keeps its cell locked."""
 
-    def __init__(self, job: Job, environment: dict[str, str], place: str | None) -> None:
-        self.place = place
-        path = Path(job["folder"]) / f"{job['name']}.log"
-        words = [sys.executable, "-m", "boovae.bench.worker", json.dumps(job)]
-        with path.open("ab") as log:
-            self._process = subprocess.Popen(
-                words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
-            )
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
+    process: subprocess.Popen[bytes]
+    place: str | None
 
     def poll(self) -> Answer | None:
         """Return the answer that the process printed; if it printed none, it died."""
-        if self.running:
+        code = self.process.poll()
+        if code is None:
             return None
-        output, _ = self._process.communicate()
+        output, _ = self.process.communicate()
         if output.strip():
-            answer: Answer = json.loads(output.splitlines()[-1])
-            return answer
-        code = self._process.returncode
+            return msgspec.json.decode(output.splitlines()[-1], type=Answer)
         if code < 0:
             return {"state": "lost", "error": f"its process was killed ({signal.Signals(-code).name})"}
         return {"state": "failed", "error": f"its process ended with code {code}"}
 
     def cancel(self) -> None:
         """Terminate the process; the run writes a checkpoint before it ends."""
-        if self.running:
-            self._process.terminate()
-
-    def wait(self) -> None:
-        """Wait until the process has ended."""
-        self._process.wait()
+        self.process.terminate()
 
 
 def _places(device: str) -> list[str]:
     """Return the GPUs to use, as CUDA_VISIBLE_DEVICES names them; none if the user chose one device."""
-    import torch
-
     if device not in ("auto", "cuda") or not torch.cuda.is_available():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _search_path() -> str:
@@ -178,15 +175,13 @@ class Remote:
             return {"state": "lost", "error": f"{type(error).__name__}: {first}"}
 
 
-# --- Ray ------------------------------------------------------------------------------------------------------------
-
-
 class Ray:
     """Tasks of a Ray cluster, each with a share of a GPU; without an address, start a cluster on this machine."""
 
-    def __init__(self, slots: int, address: str | None = None, device: str = "auto", gpus: float | None = None) -> None:
+    def __init__(self, request: Request, cells: int) -> None:
         ray = self._ray = _imported("ray", "ray")
-        self.slots = slots
+        address = request.address
+        self.slots = request.workers or max(cells, 1)
         self._ours = not ray.is_initialized()
         if self._ours:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -195,8 +190,8 @@ class Ray:
                 ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
             except (ConnectionError, ValueError) as error:
                 raise _no_cluster(address, error) from error
-        there = ray.cluster_resources().get("GPU", 0) > 0 and device != "cpu"
-        wanted = (1.0 if gpus is None else gpus) if there else 0.0
+        there = ray.cluster_resources().get("GPU", 0) > 0 and request.device != "cpu"
+        wanted = (1.0 if request.gpus is None else request.gpus) if there else 0.0
         variables = {"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         variables |= {name: value for name, value in os.environ.items() if name.startswith("BOOVAE_")}
         # Use a fresh process for every cell and count lost workers ourselves, as with the other executors.
@@ -239,71 +234,31 @@ def _no_cluster(address: str | None, error: Exception) -> InputError:
     )
 
 
-# --- Slurm ----------------------------------------------------------------------------------------------------------
-
-
 class Slurm:
     """A Slurm job per cell, through submitit; `cluster="local"` runs the jobs as processes on this machine."""
 
-    def __init__(
-        self,
-        folder: Path,
-        slots: int,
-        partition: str | None = None,
-        minutes: int = MINUTES,
-        gpus: float | None = None,
-        device: str = "auto",
-        cluster: str = "slurm",
-    ) -> None:
+    def __init__(self, request: Request, cells: int, cluster: str = "slurm") -> None:
         submitit = self._submitit = _imported("submitit", "slurm")
-        self.slots = slots
+        self.slots = request.workers or max(cells, 1)
         try:
-            self._executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
+            self._executor = submitit.AutoExecutor(folder=request.out.resolve() / "slurm", cluster=cluster)
         except RuntimeError as error:
             raise InputError(f"{{executor}} slurm: {error}; is this a machine that can submit jobs?") from error
-        whole = 0 if device == "cpu" else max(1, round(gpus or 1))  # Slurm allocates whole GPUs
-        options = {"slurm_partition": partition} if partition else {}
-        self._executor.update_parameters(
-            name="boovae", timeout_min=minutes, cpus_per_task=2, gpus_per_node=whole, **options
-        )
+        whole = 0 if request.device == "cpu" else max(1, round(request.gpus or 1))  # Slurm allocates whole GPUs
+        options = {"slurm_partition": request.partition} if request.partition else {}
+        limits = {"timeout_min": request.minutes or MINUTES, "cpus_per_task": 2, "gpus_per_node": whole}
+        self._executor.update_parameters(name="boovae", **limits, **options)
 
     def submit(self, job: Job) -> Handle:
         """Queue a job."""
         task, errors = self._executor.submit(work, job), self._submitit.core.utils
-        return Remote(
-            task.done, task.result, task.cancel, failed=errors.FailedJobError, lost=errors.UncompletedJobError
-        )
+        return Remote(task.done, task.result, task.cancel, errors.FailedJobError, errors.UncompletedJobError)
 
     def close(self) -> None:
         """Do nothing: no resource is held."""
 
 
-# --- choosing one ---------------------------------------------------------------------------------------------------
-
-
-def check_executor(arguments: BenchOptions) -> None:
-    """Refuse flags that the executor does not read, and numbers that are not positive."""
-    for name, executor in READER.items():
-        if getattr(arguments, name) is not None and arguments.executor != executor:
-            raise InputError(f"{{{name}}} is for {{executor={executor}}}; add it, or leave {{{name}}} out")
-    for name in ("workers", "gpus", "minutes"):
-        value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            raise InputError(f"{{{name}}} is {value}; it must be above 0")
-
-
-def make_executor(request: Request, cells: int) -> Executor:
-    """Return the executor that a request names, with slots for `cells` cells."""
-    slots = request.workers or max(cells, 1)
-    if request.executor == "ray":
-        return Ray(slots, request.address, request.device, request.gpus)
-    if request.executor == "slurm":
-        folder, minutes = request.out.resolve(), request.minutes or MINUTES
-        return Slurm(folder, slots, request.partition, minutes, request.gpus, request.device)
-    return Local(request.device, request.workers, request.gpus)
-
-
-def _imported(package: str, extra: str) -> ModuleType:
+def _imported(package: str, extra: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:

@@ -4,38 +4,31 @@ A record keeps only pictures that a decoder made: never a real image, nor a pseu
 one and stay close to it.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import math
-import re
-from collections.abc import Iterator, Sequence
-from html import escape
-from importlib import resources
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
+from PIL import Image, ImageDraw, ImageFont
 
 from boovae.bench.paper_tables import Grid, beside, rows_of, title_of
-from boovae.bench.published import comparable, dataset_title
+from boovae.bench.published import dataset_title, is_distance
 from boovae.bench.results import Measured, Spread
+from boovae.bench.webpage import swatches
 from boovae.files import write_file
+from boovae.report.frame import environment, own_file
 from boovae.report.pictures import png
-from boovae.report.series import COLOURS, Series
+from boovae.report.series import Series
 from boovae.report.svg import chart
 from boovae.runs.folder import RunFolder
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-    from PIL.Image import Image
-
 #: Metrics with a number per task: its name in the CSV files and on a chart.
 PER_TASK = {"nll": ("nll", "NLL, nats"), "diversity": ("diversity_term", "diversity term")}
-WIDTH, HEIGHT, LEGEND = 360, 210, 20  # of a chart on a sheet, and of a line of its legend
-PER_ROW = 5  # entries of a legend in a row
 LABEL_WIDTH, LABEL_HEIGHT, GAP = 120, 24, 6  # pixels; longer labels get more
 #: Rows and columns that are kept of a run's grid of samples, and how many the grid has.
 SAMPLES, GRID = 4, 8
@@ -47,10 +40,8 @@ LEARNED = 10
 
 def line(points: Sequence[tuple[float, Spread]], colour: int, dashed: bool = False) -> Series:
     """Return a line through the means with a band of one standard deviation; a single seed has no band."""
-    x = np.array([at for at, _ in points], dtype=np.float64)
-    y = np.array([spread.mean for _, spread in points], dtype=np.float64)
-    band = np.nan_to_num(np.array([spread.std for _, spread in points], dtype=np.float64))
-    return Series(x, y, band, colour, dashed, marks=True)
+    x, y, band = np.array([(at, spread.mean, spread.std) for at, spread in points], dtype=np.float64).reshape(-1, 3).T
+    return Series(x, y, np.nan_to_num(band), colour, dashed, marks=True)
 
 
 def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Markup]:
@@ -65,14 +56,11 @@ def curves(measured: Measured, metric: str, *, paper: bool = True) -> list[Marku
         ours.append(_over_tasks(measured, label, counts, metric, colour))
         numbers = [(seen, printed[label, seen]) for seen in counts if (label, seen) in printed]
         theirs.append(line([(seen, Spread(number.mean, number.std, 0)) for seen, number in numbers], colour))
-    printed_title = title_of(metric) if comparable(metric) else "FID"
-    whose = ((ours, title_of(metric), "measured"), (theirs, printed_title, "in the paper"))
-    both = [*ours, *theirs] if comparable(metric) else []
-    charts = [
-        chart(lines, f"{title} on {name}, {how}", "tasks seen", wide=metric == "nll", beside=both)
-        for lines, title, how in whose
-    ]
-    return [drawn for drawn in charts if drawn]
+    fid = is_distance(metric)
+    options: dict[str, Any] = {"wide": metric == "nll", "beside": [] if fid else [*ours, *theirs]}
+    whose = ((ours, title_of(metric), "measured"), (theirs, "FID" if fid else title_of(metric), "in the paper"))
+    charts = (chart(lines, f"{title} on {name}, {how}", "tasks seen", **options) for lines, title, how in whose)
+    return list(filter(None, charts))
 
 
 def panels(measured: Measured, metric: str) -> list[Markup]:
@@ -83,14 +71,10 @@ def panels(measured: Measured, metric: str) -> list[Markup]:
     charts = []
     for task, name in enumerate(measured.task_names):
         counts = range(task + 1, measured.tasks + 1)
-        lines = [
-            _over_tasks(measured, label, counts, column, colour, task) for colour, label in enumerate(measured.labels)
-        ]
-        plain = name.replace("$", r"\$")  # not a formula
-        charts.append(
-            chart(lines, f"{title}: task “{plain}”", "tasks seen", salt=measured.dataset, wide=metric == "nll")
-        )
-    return [drawn for drawn in charts if drawn]
+        lines = [_over_tasks(measured, one, counts, column, colour, task) for colour, one in enumerate(measured.labels)]
+        text = f"{title}: task “{name}”".replace("$", r"\$")  # not a formula
+        charts.append(chart(lines, text, "tasks seen", salt=measured.dataset, wide=metric == "nll"))
+    return list(filter(None, charts))
 
 
 def _over_tasks(
@@ -100,45 +84,14 @@ def _over_tasks(
     return line([(seen, spread) for seen, spread in found if spread], colour)
 
 
-def sheet(charts: Sequence[str], legend: Sequence[str], columns: int = 2) -> bytes:
-    """Put charts into one standalone SVG file, with a legend on top and the light colours of the page."""
-    rows = -(-len(charts) // columns)
-    top = LEGEND * (-(-len(legend) // PER_ROW)) + 10
-    width, height = WIDTH * columns, top + HEIGHT * rows
-    parts = [*_legend(legend, width)]
-    for index, drawn in enumerate(charts):
-        x, y = WIDTH * (index % columns), top + HEIGHT * (index // columns)
-        place = f'<svg x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}"'
-        parts.append(str(drawn).replace('<svg class="chart"', place, 1))
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
-        f"<style>{_colours()}</style>"
-        f'<rect width="100%" height="100%" fill="var(--card)"/>{body}</svg>\n'
-    ).encode()
-
-
-def write_sheet(path: Path, charts: Sequence[str], legend: Sequence[str], columns: int) -> None:
-    """Write charts, if there are any, as one SVG file."""
-    if charts:
-        write_file(path, sheet(charts, legend, min(columns, len(charts))))
-
-
-def _legend(labels: Sequence[str], width: int) -> Iterator[str]:
-    for index, label in enumerate(labels):
-        x, y = width / PER_ROW * (index % PER_ROW) + 10, LEGEND * (index // PER_ROW) + 14
-        dash = ' stroke-dasharray="4 2"' if index >= COLOURS else ""
-        colour = f"var(--s{index % COLOURS})"
-        yield f'<line x1="{x}" x2="{x + 22}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"{dash}/>'
-        yield f'<text x="{x + 28}" y="{y + 4}" font-size="12">{escape(label)}</text>'
-
-
-def _colours() -> str:
-    """Return the report's light colours, for a file without a page around it."""
-    style = resources.files("boovae.report").joinpath("style.css").read_text(encoding="utf-8")
-    light = style[: style.index("@media")]
-    names = " ".join(re.findall(r"--(?:s\d|rule|card|ink): #[0-9a-f]+;", light))
-    return f"svg {{ {names} color: var(--ink); font-family: sans-serif; }} text {{ fill: currentColor; }}"
+def write_sheet(path: Path, charts: Sequence[Markup], labels: Sequence[str], columns: int) -> None:
+    """Write charts, if there are any, as one SVG file with a legend on top and the light colours of the page."""
+    if not charts:
+        return
+    colours = own_file("style.css").partition("}")[0] + "}"
+    shape = {"columns": min(columns, len(charts)), "legend": swatches(labels), "colours": colours}
+    text = environment().get_template("bench/sheet.svg").render(charts=charts, **shape)
+    write_file(path, text.encode())
 
 
 # --- pictures -------------------------------------------------------------------------------------------------------
@@ -167,13 +120,15 @@ def learned(measured: Measured) -> Grid | None:
 
 def as_png(shown: Grid) -> bytes:
     """Lay out the pictures of a grid as PNG; leave gaps between columns if the grid has a header."""
-    from PIL import Image, ImageDraw
-    from PIL.ImageFont import load_default
-
-    font = load_default(13)
+    font = ImageFont.load_default(13)
     left = max(LABEL_WIDTH, *(math.ceil(font.getlength(row[0])) + 2 * GAP for row in shown.rows))
     gap, top = (GAP, LABEL_HEIGHT) if shown.head else (0, 0)
-    pictures = _opened(shown)
+    pictures = {
+        (row, column): Image.open(io.BytesIO(base64.b64decode(text)))
+        for row, (_, *texts) in enumerate(shown.rows)
+        for column, text in enumerate(texts)
+        if text
+    }
     width = max(picture.width for picture in pictures.values()) + gap
     height = max(picture.height for picture in pictures.values()) + GAP
     grey = bool(shown.head) and all(picture.mode == "L" for picture in pictures.values())
@@ -192,10 +147,8 @@ def as_png(shown: Grid) -> bytes:
 
 def sample_pictures(run: Path, tasks: int) -> list[str]:
     """Return some samples after each task, as PNG in base64."""
-    from PIL import Image
-
     paths = [RunFolder(run).sample_grid(task) for task in range(tasks)]
-    return [_text(png(_few(Image.open(path)))) for path in paths if path.is_file()]
+    return [base64.b64encode(png(_few(Image.open(path)))).decode() for path in paths if path.is_file()]
 
 
 def component_pictures(run: Path) -> dict[str, list[str]]:
@@ -209,24 +162,8 @@ def component_pictures(run: Path) -> dict[str, list[str]]:
     return {name: [one["decoded"] for one in components[:LEARNED]] for name, components in found.items()}
 
 
-def _opened(shown: Grid) -> dict[tuple[int, int], Image]:
-    """Decode the pictures of a grid, by row and column."""
-    from PIL import Image
-
-    return {
-        (row, column): Image.open(io.BytesIO(base64.b64decode(text)))
-        for row, texts in enumerate(shown.rows)
-        for column, text in enumerate(texts[1:])
-        if text
-    }
-
-
-def _few(picture: Image) -> Image:
+def _few(picture: Image.Image) -> Image.Image:
     """Return the top left part of a grid of samples, at half size if it is large."""
     box = (0, 0, picture.width * SAMPLES // GRID, picture.height * SAMPLES // GRID)
     few = (picture if picture.mode == "L" else picture.convert("RGB")).crop(box)
     return few.reduce(2) if few.width > LARGE else few
-
-
-def _text(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")

@@ -1,24 +1,12 @@
 """The paper's tables with our number and the paper's in each cell, comparisons of methods, and findings."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Literal, NamedTuple
 
-from boovae.bench.published import (
-    DECIMALS,
-    FACES,
-    FACES_NAMES,
-    METHOD_NAMES,
-    Printed,
-    comparable,
-    dataset_title,
-    is_distance,
-    numbers,
-)
+from boovae.bench import published
+from boovae.bench.published import Printed, dataset_title, is_distance, numbers
 from boovae.bench.results import Measured, Spread, paired
 
 TITLES = {"nll": "NLL", "diversity": "Diversity", "fid": "FID"}
@@ -69,7 +57,7 @@ def rows_of(measured: Measured, metric: str) -> range:
 
     The tables of grey images start at two tasks, that of faces at one. The diversity of a single class means nothing.
     """
-    alone = is_distance(metric) or (measured.dataset in FACES and metric == "nll")
+    alone = is_distance(metric) or (measured.dataset in published.FACES and metric == "nll")
     return range(1 if alone else min(2, measured.tasks), measured.tasks + 1)
 
 
@@ -80,7 +68,7 @@ class Entry:
     ours: Spread | None
     paper: Printed | None
     decimals: int
-    comparable: bool = True
+    comparable: bool = True  # not so a distance and the paper's FID
 
     @property
     def better(self) -> Better:
@@ -95,25 +83,14 @@ class Entry:
     @property
     def texts(self) -> tuple[str, str]:
         """Our number and the paper's in the paper's format, mean (standard deviation); empty if missing."""
-        return _printed(self.ours, self.decimals), self.paper.text if self.paper else ""
+        return self.ours.text(self.decimals) if self.ours else "", self.paper.text if self.paper else ""
 
     @property
     def markdown(self) -> str:
         """Both numbers, with the better one in bold."""
-        ours, paper = self.texts
-        if self.better in ("ours", "same"):
-            ours = f"**{ours}**"
-        if self.better in ("paper", "same"):
-            paper = f"**{paper}**"
+        pairs = zip(("ours", "paper"), self.texts, strict=True)
+        ours, paper = (f"**{text}**" if self.better in (whose, "same") else text for whose, text in pairs)
         return " / ".join(filter(None, (ours or "–", paper))) if ours or paper else ""
-
-
-def _printed(value: Spread | None, decimals: int) -> str:
-    if value is None:
-        return ""
-    deviation = f" ({value.std:.{decimals}f})" if math.isfinite(value.std) else ""
-    mean = round(value.mean, decimals) + 0.0  # no minus zero
-    return f"{mean:.{decimals}f}{deviation}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +115,7 @@ class Table:
     @property
     def note(self) -> str:
         """A warning about comparing the two numbers of an entry; empty if none is needed."""
-        return NOT_COMPARABLE if self.compared and not comparable(self.metric) else ""
+        return NOT_COMPARABLE if self.compared and is_distance(self.metric) else ""
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
@@ -167,14 +144,13 @@ def beside(measured: Measured, metric: str) -> dict[tuple[str, int], Printed]:
 
 def table(measured: Measured, metric: str) -> Table:
     """Return a metric's table."""
-    printed = beside(measured, metric)
-
-    def entry(method: str, seen: int) -> Entry:
-        found, paper = measured.spread(method, seen, metric), printed.get((method, seen))
-        return Entry(found, paper, DECIMALS.get(metric, 1), comparable(metric))
-
-    rows = [(seen, [entry(method, seen) for method in measured.labels]) for seen in rows_of(measured, metric)]
-    return Table(measured.dataset, metric, measured.labels, rows)
+    printed, labels = beside(measured, metric), measured.labels
+    how = published.DECIMALS.get(metric, 1), not is_distance(metric)
+    rows = [
+        (seen, [Entry(measured.spread(one, seen, metric), printed.get((one, seen)), *how) for one in labels])
+        for seen in rows_of(measured, metric)
+    ]
+    return Table(measured.dataset, metric, labels, rows)
 
 
 # --- findings -------------------------------------------------------------------------------------------------------
@@ -182,11 +158,10 @@ def table(measured: Measured, metric: str) -> Table:
 
 def findings(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, str]:
     """Count the cells where each method is at or below the paper, and those where our default beats the whole paper."""
-    reached = (_reached(each, *one) for one in product(metrics, METHOD_NAMES) for each in measured)
-    beaten = (_beaten(each) for each in measured)
+    reached = (_reached(each, *one) for one in product(metrics, published.PAPER_METHODS) for each in measured)
     ordered = (_ordered(each, metric) for each in measured for metric in filter(is_distance, metrics))
     wins: dict[str, list[bool]] = {}
-    for name, good in chain(*reached, *beaten, *ordered):
+    for name, good in chain(*reached, *map(_beaten, measured), *ordered):
         wins.setdefault(name, []).append(good)
     return {name: f"{sum(good)} of {len(good)} cells" for name, good in wins.items()}
 
@@ -194,12 +169,11 @@ def findings(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, 
 def _reached(measured: Measured, metric: str, method: str) -> Iterator[tuple[str, bool]]:
     """Yield whether each cell of a method is at or below the paper; a diversity near the joint model's also counts."""
     for seen, row in table(measured, metric).rows:
-        entry = dict(zip(measured.labels, row, strict=True)).get(method)
-        if entry is None or entry.ours is None or not entry.better:
-            continue
-        joint = measured.spread("joint", seen, metric) if metric == "diversity" else None
-        near_joint = joint is not None and entry.ours.mean <= joint.mean + NEAR_JOINT
-        yield f"{method}: {title_of(metric)} at or better than the paper's", entry.better != "paper" or near_joint
+        for entry in (entry for label, entry in zip(measured.labels, row, strict=True) if label == method):
+            if entry.ours and entry.better:
+                joint = measured.spread("joint", seen, metric) if metric == "diversity" else None
+                good = entry.better != "paper" or (joint is not None and entry.ours.mean <= joint.mean + NEAR_JOINT)
+                yield f"{method}: {title_of(metric)} at or better than the paper's", good
 
 
 def _beaten(measured: Measured) -> Iterator[tuple[str, bool]]:
@@ -221,7 +195,7 @@ def _ordered(measured: Measured, metric: str) -> Iterator[tuple[str, bool]]:
     for seen in rows_of(measured, metric):
         spreads = {label: measured.spread(label, seen, metric) for label in measured.labels}
         means = {label: spread.mean for label, spread in spreads.items() if spread}
-        others = [means[label] for label in FACES_NAMES if label != "boo" and label in means]
+        others = [means[label] for label in published.FACES_PAPER_METHODS if label != "boo" and label in means]
         if "boo" in means and others:
             yield f"boo: {title_of(metric)} below every other method of the paper's table", means["boo"] < min(others)
         if "boo+distill" in means and "joint" in means:
@@ -265,7 +239,7 @@ def differences(measured: Sequence[Measured], metrics: Sequence[str]) -> Iterato
             ours, theirs = (each.seeds(label, each.tasks, metric) for label in (method, other))
             found = paired(ours, theirs) if other != method else None
             if found is not None:
-                mean, low, high = (f"{value:.4g}" for value in (found.mean, found.low, found.high))
+                mean, low, high = (f"{value:.4g}" for value in found[:3])
                 yield Comparison(each.dataset, metric, each.tasks, method, other, mean, low, high, found.seeds)
 
 

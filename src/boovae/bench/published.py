@@ -1,14 +1,12 @@
-"""The paper's numbers, its names of methods and datasets, and the methods and datasets that a bench compares."""
+"""The paper's numbers, and the methods and datasets that a bench compares."""
 
 from __future__ import annotations
 
 import csv
 import functools
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from boovae.errors import InputError
 
@@ -21,50 +19,25 @@ FACES = ("celeba", "celeba64")
 FACES_FEATURES = ("efficientnet-lite0", "classifier")
 #: Number of tasks of the face datasets.
 FACES_TASKS = 4
-#: Methods, as the paper names them.
-METHOD_NAMES = {
-    "standard": "Standard",
-    "ewc": "EWC",
-    "vcl": "VCL",
-    "coreset": "Coreset",
-    "mog": "MoG",
-    "boo": "Boo",
-    "boo+vcl": "Boo+VCL",
-    "multihead": "Multihead",
-    "multihead+ewc": "Multihead+EWC",
-}
-#: Methods, as its table of faces names them.
-FACES_NAMES = {
-    "ewc": "EWC",
-    "multihead+ewc": "Multihead+EWC",
-    "vcl": "VCL",
-    "multihead+vcl": "Multihead+VCL",
-    "coreset": "Random Coreset (40)",
-    "coreset-80": "Random Coreset (80)",
-    "boo": "Boo (40 comp.)",
-}
-#: Columns of the bench: the paper's methods in its order, then those that it does not have.
-METHODS = (*METHOD_NAMES, "multihead+vcl", "boo+ewc", "replay", "boo+distill", "joint")
-#: The columns for faces: those of the paper's table of distances, then ours.
-FACES_METHODS = (
-    *(name.replace("coreset-80", "coreset-80=coreset:coreset_images=80") for name in FACES_NAMES),
-    "boo+distill",
-    "joint",
-)
-DATASET_NAMES = {"mnist": "MNIST", "notmnist": "notMNIST", "fashion_mnist": "Fashion-MNIST", "celeba": "CelebA"}
-#: Datasets, as the files with its numbers name them.
-PRINTED_NAMES = DATASET_NAMES | {"fashion_mnist": "fashionMNIST"}
+#: The methods of the paper's tables, and those of its table of faces (`coreset-80` keeps 80 images per task, not 40).
+PAPER_METHODS = ("standard", "ewc", "vcl", "coreset", "mog", "boo", "boo+vcl", "multihead", "multihead+ewc")
+FACES_PAPER_METHODS = ("ewc", "multihead+ewc", "vcl", "multihead+vcl", "coreset", "coreset-80", "boo")
+#: Columns of the bench: the paper's methods, then those that it does not have; the same for faces.
+METHODS = (*PAPER_METHODS, "multihead+vcl", "boo+ewc", "replay", "boo+distill", "joint")
+LARGE_CORESET = "coreset-80=coreset:coreset_images=80"
+FACES_METHODS = (*FACES_PAPER_METHODS[:5], LARGE_CORESET, "boo", "boo+distill", "joint")
+TITLES = {"mnist": "MNIST", "notmnist": "notMNIST", "fashion_mnist": "Fashion-MNIST", "celeba": "CelebA"}
 #: Decimals in the paper, by metric; distances have one.
 DECIMALS = {"nll": 1, "diversity": 2}
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A number as the paper prints it."""
+class Printed(NamedTuple):
+    """A number as the paper prints it, and its name of the method."""
 
     mean: float
     std: float
     text: str
+    method: str = ""
 
 
 def dataset_title(dataset: str) -> str:
@@ -73,21 +46,18 @@ def dataset_title(dataset: str) -> str:
     >>> dataset_title("fashion_mnist"), dataset_title("npz:mine.npz")
     ('Fashion-MNIST', 'npz:mine.npz')
     """
-    return DATASET_NAMES.get(dataset, dataset)
+    return TITLES.get(dataset, dataset)
 
 
 def is_distance(metric: str) -> bool:
     """Whether a metric is a distance on the features of a network, judged by its name.
 
+    Ours cannot be compared with the paper's FIDs, which use other features and more faces.
+
     >>> is_distance("frechet_classifier"), is_distance("fid"), is_distance("nll")
     (True, True, False)
     """
     return metric == "fid" or metric.startswith("frechet_")
-
-
-def comparable(metric: str) -> bool:
-    """Whether our number can be compared with the paper's: its FIDs use other features and more faces."""
-    return not is_distance(metric)
 
 
 def distances(features: Sequence[str]) -> list[str]:
@@ -106,19 +76,13 @@ def distances(features: Sequence[str]) -> list[str]:
 def numbers(metric: str) -> dict[tuple[str, str, int], Printed]:
     """Return the paper's table of a metric by (dataset, method, tasks seen), in our names; empty if it has none.
 
-    Any distance has the paper's FIDs beside it, although they use other features (`comparable`).
+    Any distance has the paper's FIDs beside it. The paper's names of methods are ours with capitals.
     """
     path = resources.files("boovae.bench") / "printed" / f"{'fid' if is_distance(metric) else metric}.csv"
-    if not path.is_file():
-        return {}
-    datasets = {theirs: ours for ours, theirs in PRINTED_NAMES.items()}
-    methods = {theirs: ours for ours, theirs in (FACES_NAMES if is_distance(metric) else METHOD_NAMES).items()}
-    rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+    rows = csv.reader(path.read_text(encoding="utf-8").splitlines()[1:] if path.is_file() else ())
     return {
-        (datasets[row["dataset"]], methods[row["method"]], int(row["num_tasks"])): Printed(
-            float(row["mean"]), float(row["std"]), f"{row['mean']} ({row['std']})"
-        )
-        for row in rows
+        (dataset, method.lower(), int(seen)): Printed(float(mean), float(std), f"{mean} ({std})", method)
+        for dataset, method, seen, mean, std in rows
     }
 
 
@@ -127,7 +91,7 @@ def for_reports() -> dict[tuple[str, str, str, int], PublishedNumber]:
     from boovae.report.findings import PublishedNumber  # late: `boovae --help` needs neither reports nor numpy
 
     return {
-        (metric, *key): PublishedNumber(number.mean, number.std, METHOD_NAMES[key[1]], decimals)
+        (metric, *key): PublishedNumber(number.mean, number.std, number.method, decimals)
         for metric, decimals in DECIMALS.items()
         for key, number in numbers(metric).items()
     }

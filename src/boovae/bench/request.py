@@ -1,7 +1,5 @@
 """The options of a bench, and the folders it writes to. Quick to import, for the help of the command line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,17 +88,14 @@ class Request(BenchOptions):
     """The command line."""
 
     def __post_init__(self) -> None:
+        named = ", ".join(self.datasets)
         if len(set(self.datasets)) < len(self.datasets):
-            raise InputError(f"{{datasets}} names a dataset twice: {', '.join(self.datasets)}")
+            raise InputError(f"{{datasets}} names a dataset twice: {named}")
         if len(set(map(file_name, self.datasets))) < len(self.datasets):
-            raise InputError(
-                f"{{datasets}}: results of {', '.join(self.datasets)} would have the same file name; rename a folder"
-            )
-        for metric in self.metrics or ():
-            if metric not in METRICS:
-                raise unknown_name("metric ({metrics})", metric, METRICS)
-        if self.features is not None:
-            distances(self.features)
+            raise InputError(f"{{datasets}}: results of {named} would have the same file name; rename a folder")
+        for metric in (name for name in self.metrics or () if name not in METRICS):
+            raise unknown_name("metric ({metrics})", metric, METRICS)
+        distances(self.features or ())
 
     @property
     def shown(self) -> list[str]:
@@ -135,19 +130,18 @@ def open_folder(folder: Path, argument: str, kind: str) -> None:
 
 def check_folder(folder: Path, argument: str, kind: str) -> None:
     """Refuse a folder of another version or with other content; write nothing. The folder may be missing."""
-    marker, mine = folder / MARKER, _mine(kind)
+    marker = folder / MARKER
     if not marker.exists():
         return
     try:
         found = dict(json.loads(marker.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:
         raise InputError(f"cannot read {marker}: {error}; remove only this file; the others are still good") from error
-    different = [
-        f"{name} {found.get(name)} there, {value} here" for name, value in mine.items() if found.get(name) != value
-    ]
+    both = [(name, found.get(name), value) for name, value in _mine(kind).items()]
+    different = "; ".join(f"{name} {there} there, {here} here" for name, there, here in both if there != here)
     if different:
         raise InputError(
-            f"{folder} ({{{argument}}}) was written by another version or another bench ({'; '.join(different)}): "
+            f"{folder} ({{{argument}}}) was written by another version or another bench ({different}): "
             "choose another folder, or remove this one"
         )
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from boovae.bench.cells import Cell
 from boovae.bench.request import FORMAT
 from boovae.errors import InputError
+from boovae.methods import from_mapping
 from boovae.metrics.diversity import class_terms
 from boovae.metrics.evaluation import Evaluation, read_evaluation
 from boovae.metrics.schema import decode
@@ -31,12 +32,10 @@ Row = tuple[int, str, Any, Any, Any]  # tasks seen, metric, task, seed, value
 #: What to do with a record that cannot be used.
 AGAIN = "remove it, and its cell runs again"
 DAMAGED = f"the record is damaged: {AGAIN}"
-#: Fields that say where a record was made.
-ENVIRONMENT = ("boovae", "python", "torch", "device", "commit")
 #: A PNG in base64, recognised by its first bytes.
 Picture = Annotated[str, msgspec.Meta(pattern="^iVBORw0KGgo")]
-#: Number of bootstrap resamples, and the share of them inside the interval.
-RESAMPLES, INSIDE = 10_000, 0.95
+#: Number of bootstrap resamples, and the quantiles at the ends of the interval.
+RESAMPLES, EDGES = 10_000, ((1 - 0.95) / 2, (1 + 0.95) / 2)
 
 
 # --- the record of a cell -------------------------------------------------------------------------------------------
@@ -49,17 +48,13 @@ def summary_path(folder: Path, name: str) -> Path:
 
 def read_summary(folder: Path, cell: Cell) -> Summary | None:
     """Return the record of a cell; None if it is not finished."""
-    from boovae.methods import from_mapping
-
     path = summary_path(folder, cell.name)
     if not path.exists():
         return None
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        summary = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}; {AGAIN}") from error
-    if not isinstance(summary, dict):
-        raise InputError(f"{path} is damaged: {AGAIN}")
     if summary.get("format") != FORMAT:
         raise InputError(f"{path} has format {summary.get('format')}, this version reads {FORMAT}: {AGAIN}")
     try:
@@ -109,18 +104,14 @@ def check_record(path: Path, summary: dict[str, Any], cell: Cell) -> list[Evalua
     """Return the evaluations of a record; refuse one without all seeds after each of the cell's tasks."""
     record = decode(summary, CellRecord, str(path), lambda found: {}, DAMAGED)
     seeds, tasks = list(cell.settings.training.seeds), cell.settings.data.tasks or 1
-    seen = [each.get("seen") for each in record.evaluations]
-    for good, problem in (
-        (record.seeds == seeds, f"'seeds' is {record.seeds!r:.40}, not {seeds}"),
-        (len(record.tasks) == tasks, f"'tasks' has {len(record.tasks)} names of {tasks}"),
-        (seen == list(range(1, tasks + 1)), f"'evaluations' must be one after each of {tasks} tasks"),
-    ):
-        if not good:
-            raise InputError(f"{path}: {problem}; {DAMAGED}")
-    places = (f"{path}, after {seen} tasks" for seen in range(1, tasks + 1))
+    if record.seeds != seeds:
+        raise InputError(f"{path}: 'seeds' is {record.seeds!r:.40}, not {seeds}; {DAMAGED}")
+    if len(record.tasks) != tasks:
+        raise InputError(f"{path}: 'tasks' has {len(record.tasks)} names of {tasks}; {DAMAGED}")
+    if [each.get("seen") for each in record.evaluations] != list(range(1, tasks + 1)):
+        raise InputError(f"{path}: 'evaluations' must be one after each of {tasks} tasks; {DAMAGED}")
     evaluations = [
-        read_evaluation(each, place, len(seeds), DAMAGED)
-        for each, place in zip(record.evaluations, places, strict=True)
+        read_evaluation(each, f"{path}, after {each['seen']} tasks", len(seeds), DAMAGED) for each in record.evaluations
     ]
     if any(evaluation.nll is None for evaluation in evaluations):
         raise InputError(f"{path}: 'nll' is missing; {DAMAGED}")
@@ -162,9 +153,8 @@ class Measured:
 
     def by_class(self, label: str) -> bool:
         """Whether a method's tasks are single classes, as the paper's are."""
-        return all(
-            cell.settings.data.classes_per_task == cell.together for cell, _ in self.cells if cell.label == label
-        )
+        own = [cell for cell, _ in self.cells if cell.label == label]
+        return all(cell.settings.data.classes_per_task == cell.together for cell in own)
 
     @property
     def tasks(self) -> int:
@@ -183,16 +173,12 @@ class Measured:
 
     def made_with(self, command: str) -> dict[str, str]:
         """Return versions, devices, commits, seeds and seconds of all cells."""
-        environments = [summary["environment"] for _, summary in self.cells]
-        seeds = [" ".join(map(str, summary["seeds"])) for _, summary in self.cells]
-        once = {cell.name: summary["seconds"] for cell, summary in self.cells}  # one cell may have several labels
-        seconds = {key: sum(each[key] for each in once.values()) for key in ("train", "evaluate")}
-        return {
-            **{key: _all(found[key] for found in environments) for key in ENVIRONMENT},
-            "command": command,
-            "seeds": _all(seeds),
-            "seconds": ", ".join(f"{key} {value:.1f}" for key, value in seconds.items()),
-        }
+        summaries = [summary for _, summary in self.cells]
+        found = {key: [each["environment"][key] for each in summaries] for key in Environment.__struct_fields__}
+        found |= {"command": [command], "seeds": [" ".join(map(str, each["seeds"])) for each in summaries]}
+        once = {cell.name: summary["seconds"] for cell, summary in self.cells}.values()  # a cell may have two labels
+        found["seconds"] = [", ".join(f"{key} {sum(one[key] for one in once):.1f}" for key in ("train", "evaluate"))]
+        return {key: "; ".join(dict.fromkeys(texts)) for key, texts in found.items()}
 
 
 def by_dataset(cells: Iterable[tuple[Cell, Summary]]) -> list[Measured]:
@@ -212,21 +198,14 @@ def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
                 yield seen * together, metric, task, seed, value
         terms = class_terms(evaluation.diversity).tolist() if evaluation.diversity else ()
         for seed, row in zip(summary["seeds"], terms, strict=False):
-            for place, term in enumerate(row):
-                if math.isfinite(term):
-                    yield evaluation.learned * together, "diversity_term", place, seed, term
-
-
-def _all(found: Iterator[str] | Sequence[str]) -> str:
-    """Join the distinct values."""
-    return "; ".join(dict.fromkeys(found))
+            for place, term in filter(lambda pair: math.isfinite(pair[1]), enumerate(row)):
+                yield evaluation.learned * together, "diversity_term", place, seed, term
 
 
 # --- statistics over seeds ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Mean and sample standard deviation (n - 1) over `seeds` seeds; the deviation of one seed is NaN."""
 
     mean: float
@@ -238,9 +217,17 @@ class Spread:
         """Mean, deviation and seeds as written to a table; one seed has no deviation."""
         return f"{self.mean:.6g}", f"{self.std:.6g}" if math.isfinite(self.std) else "", self.seeds
 
+    def text(self, decimals: int) -> str:
+        """Write mean (deviation) with these decimals.
 
-@dataclass(frozen=True)
-class Difference:
+        >>> Spread(247.0, 2.36776, 5).text(1), Spread(-0.00235377, math.nan, 1).text(1)
+        ('247.0 (2.4)', '0.0')
+        """
+        deviation = f" ({self.std:.{decimals}f})" if math.isfinite(self.std) else ""
+        return f"{round(self.mean, decimals) + 0.0:.{decimals}f}{deviation}"  # no minus zero
+
+
+class Difference(NamedTuple):
     """Mean of the differences by seed, and its 95 % bootstrap interval."""
 
     mean: float
@@ -266,12 +253,10 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     interval is the percentile bootstrap of the mean over seeds, always with the same resamples. With few seeds it is
     too narrow: the true uncertainty is larger.
     """
-    seeds = sorted(set(ours) & set(theirs))
-    differences = np.array([ours[seed] - theirs[seed] for seed in seeds])
+    differences = np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs)])
     differences = differences[np.isfinite(differences)]
     if len(differences) < 2:
         return None
     drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
-    edges = (1 - INSIDE) / 2, (1 + INSIDE) / 2
-    low, high = np.quantile(differences[drawn].mean(axis=1), edges)
+    low, high = np.quantile(differences[drawn].mean(axis=1), EDGES)
     return Difference(float(differences.mean()), float(low), float(high), len(differences))

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import Timeout
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from boovae.bench.cells import Cell
 from boovae.bench.executors import Executor, Handle
@@ -40,10 +42,6 @@ COUNT_INTERVAL = 1.0
 NAMED = 8
 
 
-class Stopped(BaseException):
-    """Ctrl-C or SIGTERM arrived."""
-
-
 @dataclass
 class Matrix:
     """The cells of a bench and how far each has come."""
@@ -53,20 +51,20 @@ class Matrix:
     executor: Executor
     job: Callable[[Cell], Job]
     board: Board
-    failed: dict[str, str] = field(default_factory=dict)  # by the cell's title
-    _waiting: deque[Cell] = field(default_factory=deque)
-    _running: dict[Cell, Handle] = field(default_factory=dict)
-    _retry_at: dict[Cell, float] = field(default_factory=dict)
-    _lost: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # how often without progress, and how far it was
+
+    def __post_init__(self) -> None:
+        self.failed: dict[str, str] = {}  # by the cell's title
+        self._unique = list({cell.name: cell for cell in self.cells}.values())
+        self._waiting = deque(cell for cell in self._unique if read_summary(self.folder, cell) is None)
+        self._running: dict[Cell, Handle] = {}
+        self._retry_at: dict[Cell, float] = {}
+        self._lost: dict[Cell, tuple[int, int]] = {}  # how often without progress, and how far it was
 
     def run(self) -> None:
         """Run all cells that are not finished; if stopped, each running cell continues next time."""
-        unique = {cell.name: cell for cell in self.cells}
-        self._waiting = deque(cell for cell in unique.values() if read_summary(self.folder, cell) is None)
-        skipped = len(unique) - len(self._waiting)
-        if skipped:
-            self.board.note(f"{skipped} of {len(unique)} cells are already finished")
-        self.board.begin(list(unique.values()), list(self._waiting))
+        if skipped := len(self._unique) - len(self._waiting):
+            self.board.note(f"{skipped} of {len(self._unique)} cells are already finished")
+        self.board.begin(self._unique, self._waiting)
         try:
             while self._waiting or self._running:
                 self._submit_waiting()
@@ -80,10 +78,10 @@ class Matrix:
 
     def _submit_waiting(self) -> None:
         """Fill the free slots with cells that no other process holds."""
-        for _ in range(len(self._waiting)):
+        for cell in list(self._waiting):
             if len(self._running) >= self.executor.slots:
                 return
-            cell = self._waiting.popleft()
+            self._waiting.popleft()
             if self._retry_at.get(cell, 0.0) > time.monotonic():
                 self._waiting.append(cell)
             elif read_summary(self.folder, cell) is not None:  # another bench has finished it
@@ -104,10 +102,8 @@ class Matrix:
 
     def _halted(self, cell: Cell, error: str, remedy: str) -> RunError:
         """Return the error for a problem that affects all cells."""
-        return RunError(
-            f"{cell.title}: {error}. The finished cells in {self.folder} are intact: {remedy}, then run the "
-            "same command to continue"
-        )
+        intact = f"The finished cells in {self.folder} are intact"
+        return RunError(f"{cell.title}: {error}. {intact}: {remedy}, then run the same command to continue")
 
     def _later(self, cell: Cell) -> None:
         if cell not in self._retry_at:
@@ -133,9 +129,8 @@ class Matrix:
                 self._waiting.appendleft(cell)
             else:
                 log = self.folder / f"{cell.name}.log"
-                message = f"{error}; see {log}" if log.exists() else error
-                self.failed[cell.title] = message
-                self.board.failed(cell, message)
+                self.failed[cell.title] = f"{error}; see {log}" if log.exists() else error
+                self.board.failed(cell, self.failed[cell.title])
 
     def _worth_another(self, cell: Cell) -> bool:
         """Whether to retry a cell that lost its worker: as long as it makes progress, or a few times without."""
@@ -161,13 +156,13 @@ def stoppable(folder: Path) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         stops.append(number)
         if len(stops) == 1 or number == signal.SIGINT:
-            raise Stopped
+            raise KeyboardInterrupt
 
     for number in before:
         signal.signal(number, stop)
     try:
         yield
-    except (KeyboardInterrupt, Stopped):
+    except KeyboardInterrupt:
         raise RunError(f"stopped; everything is in {folder}: the same command continues it") from None
     finally:
         for number, handler in before.items():
@@ -184,11 +179,10 @@ class Board:
         self.folder = folder
         self._cells: dict[str, Cell] = {}
         self._tasks: dict[str, int] = {}  # done, by cell
-        self._finished: set[str] = set()
-        self._failed: set[str] = set()
+        self._finished, self._failed = set[str](), set[str]()
         self._began, self._before, self._counted = time.monotonic(), 0, 0.0
 
-    def begin(self, cells: Sequence[Cell], waiting: Sequence[Cell]) -> None:
+    def begin(self, cells: Sequence[Cell], waiting: Iterable[Cell]) -> None:
         """Start counting: all cells, and those of them that are not finished."""
         self._cells = {cell.name: cell for cell in cells}
         self._finished = set(self._cells) - {cell.name for cell in waiting}
@@ -237,28 +231,17 @@ class Board:
     def seconds_left(self) -> float | None:
         """Seconds for the rest at the pace so far; None until there is a pace."""
         done_now = self.done - self._before
-        lost = sum(self._cells[name].tasks - self._tasks[name] for name in self._failed)
-        left = self.total - self.done - lost
+        left = sum(cell.tasks - self._tasks[name] for name, cell in self._cells.items() if name not in self._failed)
         if done_now <= 0 or left <= 0:
             return None
         return float(math.ceil((time.monotonic() - self._began) * left / done_now))
 
-    def where(self, cell: Cell) -> str:
-        """Return the title of a cell and its progress."""
-        return f"{cell.title} {self._tasks[cell.name]}/{cell.tasks}"
-
     def _count(self) -> None:
+        """Count the tasks of every cell: a run writes a picture after each."""
         self._counted = time.monotonic()
-        self._tasks = {
-            name: cell.tasks if name in self._finished else tasks_done(self.folder, cell)
-            for name, cell in self._cells.items()
-        }
-
-
-def tasks_done(folder: Path, cell: Cell) -> int:
-    """Return how many tasks a cell has finished: its run writes a picture after each."""
-    pictures = RunFolder(folder / cell.name).sample_grids()
-    return min(len(pictures) * cell.together, cell.tasks)
+        for name, cell in self._cells.items():
+            pictures = cell.tasks if name in self._finished else len(RunFolder(self.folder / name).sample_grids())
+            self._tasks[name] = min(pictures * cell.together, cell.tasks)
 
 
 class LineBoard(Board):
@@ -270,9 +253,9 @@ class LineBoard(Board):
         """Print the progress of the running cells, if the last line is old enough."""
         super().show(running)
         if time.monotonic() - self._last >= LINE_INTERVAL:
+            named = ", ".join(f"{cell.title} {self._tasks[cell.name]}/{cell.tasks}" for cell in running[:NAMED])
             more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
-            named = f"running: {', '.join(map(self.where, running[:NAMED]))}{more}"
-            self.note(f"{self.counted}; {named if running else 'waiting for other processes'}")
+            self.note(f"{self.counted}; {f'running: {named}{more}' if running else 'waiting for other processes'}")
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -284,9 +267,6 @@ class LiveBoard(Board):
     """A bar for the whole matrix and one for each running cell."""
 
     def __init__(self, folder: Path) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
         super().__init__(folder)
         title = TextColumn("{task.description}", markup=False)
         columns = title, BarColumn(bar_width=24), TextColumn("{task.fields[text]}")
@@ -299,14 +279,12 @@ class LiveBoard(Board):
         """Update the bars."""
         super().show(running)
         self._bars.update(self._whole, completed=self.done, total=self.total, text=self.counted)
-        for index, row in enumerate(self._rows):
-            if index >= len(running):
-                self._bars.update(row, visible=False)
-                continue
-            cell = running[index]
-            done = self._tasks[cell.name]
-            text = f"{done} of {cell.tasks} tasks"
-            self._bars.update(row, visible=True, description=cell.title, completed=done, total=cell.tasks, text=text)
+        for row in self._rows[len(running) :]:
+            self._bars.update(row, visible=False)
+        for row, cell in zip(self._rows, running, strict=False):
+            done, total = self._tasks[cell.name], cell.tasks
+            text = f"{done} of {total} tasks"
+            self._bars.update(row, visible=True, description=cell.title, completed=done, total=total, text=text)
 
     def note(self, text: str) -> None:
         """Print a line above the bars."""
@@ -319,6 +297,5 @@ class LiveBoard(Board):
 
 def make_board(folder: Path, *, quiet: bool) -> Board:
     """Return live bars if stderr is a terminal, plain lines if not."""
-    if quiet:
-        return Board(folder)
-    return LiveBoard(folder) if sys.stderr.isatty() else LineBoard(folder)
+    kind = Board if quiet else LiveBoard if sys.stderr.isatty() else LineBoard
+    return kind(folder)

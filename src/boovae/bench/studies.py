@@ -1,7 +1,5 @@
 """A bench from end to end: plan the cells, run what is not finished, write tables and figures of what is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,17 +19,24 @@ from boovae.bench.sweeps import COMPONENTS, CORESET_SIZE, Sweep
 from boovae.bench.webpage import render
 from boovae.bench.worker import make_job
 from boovae.config.resolve import read_settings
+from boovae.data import DATASETS
+from boovae.data.readers import check_path
 from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
 from boovae.metrics.features import check_present
+from boovae.replicas.devices import choose_device, named_device
+from boovae.runs.data import load_data
 
 Finished = Sequence[tuple[Cell, Summary]]
 Study = Paper | Sweep
 STUDIES: dict[str, Study] = {"paper": Paper(), "coreset-size": CORESET_SIZE, "components": COMPONENTS}
 #: A matrix for a few minutes on two cores: the embedded digits, all methods, three seeds.
-QUICK: dict[str, Any] = {"epochs": 32, "boo_steps": 10, "samples": 200, "generated": 2000}
-REPLICAS = 5
-QUICK_DATASETS, QUICK_REPLICAS = ("digits",), 3
+QUICK: dict[str, Any] = {"epochs": 32, "boo_steps": 10, "samples": 200, "generated": 2000, "replicas": 3}
+QUICK_DATASETS = ("digits",)
+#: Settings of the whole matrix, unless a flag or a file has others.
+USUAL: dict[str, Any] = {"replicas": 5}
+#: How to measure a finished cell again.
+AFRESH = "choose another {{out}}, or remove {}.json and its folder"
 
 
 @dataclass(frozen=True)
@@ -87,9 +92,8 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
         each.write_csv(folder / f"{file_name(each.dataset)}.csv", request.command)
     last, chapters = study.write_tables(request, measured), [study.chapter(request, each) for each in measured]
     findings = study.findings(request, measured)
-    titles = {each.dataset: dataset_title(each.dataset) for each in measured}
     parts = [(key.partition(": "), text) for key, text in findings.items()]
-    titled = {titles.get(head, head) + colon + rest: text for (head, colon, rest), text in parts}
+    titled = {dataset_title(head) + colon + rest: text for (head, colon, rest), text in parts}
     write_file(folder / "report.html", render(study.title, chapters, titled, last, missing))
     write_file(folder / "findings.json", (json.dumps(findings, indent=1) + "\n").encode())
     return findings
@@ -97,45 +101,36 @@ def write(request: Request, measured: Sequence[Measured], missing: Sequence[str]
 
 def _request(arguments: BenchOptions, study: Study, command: str) -> Request:
     """Return the request: the options with the defaults of the study, and the settings of all cells."""
-    quick = arguments.quick
-    for name in ("datasets", "methods", "metrics", "features", "joint_tasks"):
-        if getattr(arguments, name) == ():
-            raise InputError(f"{{{name}}} has no value; name some, or leave it out")
-    named = read_settings(arguments.config) if arguments.config else {}
-    for name in filter(BY_ARGUMENT.__contains__, named):
-        raise InputError(
-            f"{{config}} {arguments.config} sets {name}: a bench takes {BY_ARGUMENT[name]} instead; remove it there"
-        )
-    usual = QUICK_REPLICAS if quick else REPLICAS
-    replicas = usual if arguments.replicas is None else arguments.replicas
+    quick, name = arguments.quick, arguments.study
     options: dict[str, Any] = {one.name: getattr(arguments, one.name) for one in fields(BenchOptions)}
+    for option in (option for option, value in options.items() if value == ()):
+        raise InputError(f"{{{option}}} has no value; name some, or leave it out")
+    file = read_settings(arguments.config) if arguments.config else {}
+    for setting in filter(BY_ARGUMENT.__contains__, file):
+        flag = f"{{{BY_ARGUMENT[setting]}}}"
+        raise InputError(f"{{config}} {arguments.config} sets {setting}: a bench takes {flag} instead; remove it there")
+    given = {**(QUICK if quick else USUAL), **file, "seed": arguments.seed}
     options |= {
         "datasets": arguments.datasets or (QUICK_DATASETS if quick else study.datasets),
         "methods": arguments.methods or study.methods,
-        "results": arguments.results or Path("results") / (f"{arguments.study}-quick" if quick else arguments.study),
-        "given": {**(QUICK if quick else {}), **named, "replicas": replicas, "seed": arguments.seed},
+        "results": arguments.results or Path("results") / (f"{name}-quick" if quick else name),
+        "given": given if arguments.replicas is None else given | {"replicas": arguments.replicas},
     }
     return Request(**options, command=command)
 
 
 def _check_places(request: Request) -> None:
     """Refuse a missing device, data folder or dataset; the machines of a cluster have their own devices."""
-    from boovae.data import DATASETS
-    from boovae.data.readers import check_path
-    from boovae.replicas.devices import choose_device, named_device
-
     if request.executor == "local":
         choose_device(request.device)
     elif request.device != "auto":
         named_device(request.device)
-    if request.data_dir is not None and not request.data_dir.expanduser().is_dir():
-        raise InputError(
-            f"{{data_dir}} {request.data_dir}: no such folder; name the one with the datasets, or leave it out"
-        )
-    for dataset in request.datasets:
-        if dataset not in DATASETS:
-            form, _, path = dataset.partition(":")
-            check_path(form, Path(path).expanduser())
+    place = request.data_dir
+    if place is not None and not place.expanduser().is_dir():
+        raise InputError(f"{{data_dir}} {place}: no such folder; name the one with the datasets, or leave it out")
+    for dataset in (name for name in request.datasets if name not in DATASETS):
+        form, _, path = dataset.partition(":")
+        check_path(form, Path(path).expanduser())
 
 
 def _check_features(request: Request, done: Finished) -> None:
@@ -144,18 +139,13 @@ def _check_features(request: Request, done: Finished) -> None:
         found = set.intersection(*(set(e.frechet.sets if e.frechet else ()) for e in summary["evaluations"]))
         lacking = {name.partition(":")[0] for name in request.features_of(cell.settings.data.dataset)} - found
         if lacking:
-            raise InputError(
-                f"{request.out / cell.name}: finished without {', '.join(sorted(lacking))} ({{features}}); "
-                f"choose another {{out}}, remove {cell.name}.json and its folder, or name the features it has: "
-                f"{', '.join(sorted(found))}"
-            )
+            without, there = (", ".join(sorted(names)) for names in (lacking, found))
+            remedy = f"{AFRESH.format(cell.name)}, or name the features it has: {there}"
+            raise InputError(f"{request.out / cell.name}: finished without {without} ({{features}}); {remedy}")
 
 
 def _check_data(request: Request, done: Finished) -> None:
     """Refuse finished cells of the user's own data if the images have changed since."""
-    from boovae.data import DATASETS
-    from boovae.runs.data import load_data
-
     digests: dict[tuple[object, ...], str] = {}
     for cell, summary in done:
         data = cell.settings.data
@@ -165,10 +155,8 @@ def _check_data(request: Request, done: Finished) -> None:
         if same not in digests:
             digests[same] = load_data(cell.settings, request.data_dir).digest
         if summary["split"]["digest"] != digests[same]:
-            raise InputError(
-                f"{request.out / cell.name}: the images of {data.dataset} have changed since this cell was "
-                f"finished; choose another {{out}}, or remove {cell.name}.json and its folder"
-            )
+            problem = f"the images of {data.dataset} have changed since this cell was finished"
+            raise InputError(f"{request.out / cell.name}: {problem}; {AFRESH.format(cell.name)}")
 
 
 def _run(request: Request, cells: Sequence[Cell]) -> dict[str, str]:

@@ -4,14 +4,12 @@
 components` how many learned images per task are best, with and without dropping the light ones.
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, product
+from itertools import product
 from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from boovae.bench import cells as grid
 from boovae.bench.figures import line, write_sheet
@@ -27,8 +25,6 @@ from boovae.report.svg import chart
 
 DATASETS = ("mnist", "fashion_mnist")
 HEAD = ("dataset", "metric", "line", "at", "mean", "std", "seeds")
-#: Returns the variant of a method with this number.
-Varied = Callable[[int], str]
 
 
 class Line(NamedTuple):
@@ -52,8 +48,8 @@ class Sweep:
     at: str
     values: Sequence[int]
     methods: tuple[str, ...]
-    vary: Callable[[str], dict[str, Varied]]
-    """Returns the lines of a method: their labels, and the variant for each value."""
+    vary: Callable[[str, int], dict[str, str]]
+    """Returns the variants of a method with a value, by the labels of their lines."""
     say: Callable[[Measured, str, Sequence[Line]], dict[str, str]]
     """Returns the findings from the lines of a dataset and metric."""
     varied: tuple[str, ...] = ()
@@ -64,25 +60,27 @@ class Sweep:
 
     def plan(self, request: Request) -> list[grid.Cell]:
         """Return a cell for every line and value, and for the methods to compare with."""
-        lines = [self.vary(text) for text in self.varied or request.methods]
-        methods = [variant(value) for each in lines for value in self.values for variant in each.values()]
-        methods += request.methods if self.varied else ()
+        methods = [variant for _, _, variant in self.variants(request)] + list(request.methods if self.varied else ())
         return grid.plan(request.datasets, methods, request.given, request.tasks, request.joint_tasks)
+
+    def variants(self, request: Request) -> Iterator[tuple[str, int, str]]:
+        """Yield label, value and variant for every point of the lines."""
+        for text, value in product(self.varied or request.methods, self.values):
+            yield from ((label, value, variant) for label, variant in self.vary(text, value).items())
 
     def lines(self, request: Request, measured: Measured, metric: str) -> list[Line]:
         """Return the lines of a metric: those over the values, then the flat ones."""
-        found, swept = list[Line](), set[str]()
-        for label, variant in chain(*(self.vary(text).items() for text in self.varied or request.methods)):
-            cells = {value: variant(value).partition("=")[0] for value in self.values}
-            points = [(float(value), self._number(measured, cell, metric)) for value, cell in cells.items()]
-            found.append(Line(label, [(value, number) for value, number in points if number]))
-            swept.update(cells.values())
-        for label in measured.labels:
-            number = None if label in swept else self._number(measured, label, metric)
-            if number:
-                ends = float(self.values[0]), float(self.values[-1])
-                found.append(Line(label, [(end, number) for end in ends], flat=True))
-        return found
+        swept, points = set[str](), dict[str, list[tuple[float, Spread]]]()
+        for label, value, variant in self.variants(request):
+            cell = variant.partition("=")[0]
+            number = self._number(measured, cell, metric)
+            points.setdefault(label, []).extend([(float(value), number)] if number else [])
+            swept.add(cell)
+        flat = {label: self._number(measured, label, metric) for label in measured.labels if label not in swept}
+        ends = float(self.values[0]), float(self.values[-1])
+        return [Line(label, found) for label, found in points.items()] + [
+            Line(label, [(end, number) for end in ends], flat=True) for label, number in flat.items() if number
+        ]
 
     def _number(self, measured: Measured, label: str, metric: str) -> Spread | None:
         """Return a number of a cell after the last task."""
@@ -119,19 +117,18 @@ class Sweep:
         """Write the figure of a dataset, a chart for every metric; return its chapter of the page."""
         stem, name, titles = file_name(measured.dataset), dataset_title(measured.dataset), self.titles(request)
         lines = {title: self.lines(request, measured, metric) for metric, title in titles.items()}
-        charts = []
+        charts = list[Markup]()
         for title, found in lines.items():
-            series = [line(one.points, colour, dashed=one.flat) for colour, one in enumerate(found)]
-            charts.append(chart(series, f"{title} on {name}", self.at))
-        charts = [drawn for drawn in charts if drawn]
+            series = [line(one.points, colour, one.flat) for colour, one in enumerate(found)]
+            charts += filter(None, [chart(series, f"{title} on {name}", self.at)])
         legend = [one.label for one in found]
         write_sheet(request.results / f"{stem}.svg", charts, legend, len(charts))
         seen = f"After {measured.tasks} tasks"
         how = f"{seen}; the band is one standard deviation over the seeds. Dashed: independent of {self.at}."
         how_numbers = f"{seen}: mean (standard deviation) over seeds."
         sections = [
-            Section("grid", "numbers", "numbers", "Numbers", how_numbers, _numbers(self.at, lines)),
-            Section("charts", "charts", "charts", "Charts", how, charts),
+            Section("grid", "numbers", "numbers", "Numbers", _numbers(self.at, lines), how=how_numbers),
+            Section("charts", "charts", "charts", "Charts", charts, how=how),
         ]
         return Chapter(stem, name, legend, sections, measured.made_with(request.command))
 
@@ -142,20 +139,9 @@ def _numbers(at: str, lines: Mapping[str, Sequence[Line]]) -> Grid | None:
     for title, found in lines.items():
         for one in found:
             for place, number in one.texts:
-                texts.setdefault((one.label, place), {})[title] = _text(number)
+                texts.setdefault((one.label, place), {})[title] = number.text(1 if abs(number.mean) >= 10 else 3)
     rows = [(*key, *(row.get(title, "") for title in lines)) for key, row in texts.items()]
     return Grid(("", at, *lines), rows) if rows else None
-
-
-def _text(spread: Spread) -> str:
-    """Format mean and deviation with one decimal, or three if the mean is small.
-
-    >>> _text(Spread(247.0, 2.36776, 5)), _text(Spread(0.00235377, 0.000687216, 5)), _text(Spread(12345.6, math.nan, 1))
-    ('247.0 (2.4)', '0.002 (0.001)', '12345.6')
-    """
-    decimals = 1 if abs(spread.mean) >= 10 else 3
-    deviation = f" ({spread.std:.{decimals}f})" if math.isfinite(spread.std) else ""
-    return f"{spread.mean:.{decimals}f}{deviation}"
 
 
 # --- real images ----------------------------------------------------------------------------------------------------
@@ -164,8 +150,8 @@ def _text(spread: Spread) -> str:
 SIZES = (15, 50, 100, 200, 500)
 
 
-def _coresets(method: str) -> dict[str, Varied]:
-    return {method: lambda size: f"{method} of {size}={method}:coreset_images={size}"}
+def _coresets(method: str, size: int) -> dict[str, str]:
+    return {method: f"{method} of {size}={method}:coreset_images={size}"}
 
 
 def _needed(measured: Measured, metric: str, lines: Sequence[Line]) -> dict[str, str]:
@@ -211,18 +197,17 @@ CORESET_SIZE = Sweep(
 PRUNING = {"": "boo_prune=0.001", " without pruning": "boo_prune=0.0"}
 
 
-def _components(text: str) -> dict[str, Varied]:
-    """Return two lines, with pruning and without."""
+def _components(text: str, count: int) -> dict[str, str]:
+    """Return the variants with pruning and without."""
     variant, own = grid.Variant.parse(text), text.partition(":")[2]
     for name in ("components", "boo_prune"):
         if name in variant.changes:
             raise InputError(f"{{methods}} {text}: this study varies {name} itself; leave it out")
-    return {f"{variant.label}{pruned}": partial(_with_components, variant, own, pruned) for pruned in PRUNING}
-
-
-def _with_components(variant: grid.Variant, own: str, pruned: str, count: int) -> str:
-    changes = ",".join(filter(None, [own, f"components={count}", PRUNING[pruned]]))
-    return f"{variant.label} {count}{pruned}={variant.method}:{changes}"
+    changes = ",".join(filter(None, [own, f"components={count}"]))
+    return {
+        f"{variant.label}{pruned}": f"{variant.label} {count}{pruned}={variant.method}:{changes},{setting}"
+        for pruned, setting in PRUNING.items()
+    }
 
 
 def _best(measured: Measured, metric: str, lines: Sequence[Line]) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """The page of a bench: tables beside the paper's, curves, panels and samples in one self-contained HTML file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,9 +8,16 @@ from boovae.report.frame import environment, own_file
 from boovae.report.series import COLOURS
 
 
+def swatches(labels: Sequence[str]) -> list[tuple[str, int, bool]]:
+    """Return the entries of a legend: label, colour, and whether its line is dashed."""
+    return [(label, index % COLOURS, index >= COLOURS) for index, label in enumerate(labels)]
+
+
 @dataclass(frozen=True)
 class Section:
-    """A part of a chapter. Links to it end with `name` and read `short`; `how` explains how to read it.
+    """A part of a chapter. Links to it end with `name` and read `short`.
+
+    `how` explains how to read it; without, the page explains it by its name.
 
     The content is a `Table` of the paper, a `Grid` of texts or pictures, or charts; a `folded` section starts closed.
     """
@@ -21,9 +26,9 @@ class Section:
     name: str
     short: str
     title: str
-    how: str
     content: Any
     folded: bool = False
+    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,6 @@ class Chapter:
     sections: Sequence[Section]
     made_with: Mapping[str, str]
 
-    @property
-    def swatches(self) -> list[tuple[str, int, bool]]:
-        """Label, colour, and whether its line is dashed."""
-        return [(label, index % COLOURS, index >= COLOURS) for index, label in enumerate(self.legend)]
-
 
 def render(
     title: str,
@@ -50,8 +50,6 @@ def render(
     missing: Sequence[str],
 ) -> bytes:
     """Return the page; sections without content are left out."""
-    template, style = environment().get_template("bench/webpage.html"), own_file("style.css")
-    page = template.render(
-        title=title, style=style, chapters=chapters, findings=findings, closing=closing, missing=missing
-    )
+    shown = {"chapters": chapters, "findings": findings, "closing": closing, "missing": missing, "swatches": swatches}
+    page = environment().get_template("bench/webpage.html").render(title=title, style=own_file("style.css"), **shown)
     return page.encode("utf-8", errors="replace")

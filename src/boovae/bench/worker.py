@@ -5,8 +5,6 @@ lock works on it; a stopped run continues, a finished cell is left alone. `pytho
 same for a job given as JSON and prints the answer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -27,6 +25,12 @@ from boovae.bench.results import Summary, read_summary, summary_path
 from boovae.config import Settings, to_toml
 from boovae.errors import BoovaeError
 from boovae.files import write_file
+from boovae.methods import from_mapping
+from boovae.runs import train
+from boovae.runs.data import load_data
+from boovae.runs.folder import RunFolder
+from boovae.runs.progress import Lines
+from boovae.training.events import Interrupted
 
 #: Errors of a full disk.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -40,10 +44,7 @@ class Job(TypedDict):
     config: str
     folder: str
     data_dir: str | None
-    device: str
-    compile: Literal["auto", "on", "off"]
-    command: str
-    features: list[str]
+    options: dict[str, Any]
 
 
 class Answer(TypedDict):
@@ -59,16 +60,14 @@ class Answer(TypedDict):
 
 def make_job(cell: Cell, request: Request) -> Job:
     """Return the job of a cell; its paths are absolute, so that any machine with the same disk can run it."""
+    options: dict[str, Any] = {name: getattr(request, name) for name in ("device", "compile", "command")}
     return {
         "name": cell.name,
         "label": cell.label,
         "config": to_toml(cell.settings),
         "folder": str(request.out.resolve()),
-        "data_dir": None if request.data_dir is None else str(request.data_dir.expanduser().resolve()),
-        "device": request.device,
-        "compile": request.compile,
-        "command": request.command,
-        "features": list(request.features_of(cell.settings.data.dataset)),
+        "data_dir": str(request.data_dir.expanduser().resolve()) if request.data_dir else None,
+        "options": options | {"features": list(request.features_of(cell.settings.data.dataset))},
     }
 
 
@@ -80,15 +79,10 @@ def lock_of(folder: Path, name: str) -> FileLock:
 def work(job: Job) -> Answer:
     """Run a cell to its end, unless another process does; answer with an error instead of raising it."""
     folder = Path(job["folder"])
-    from boovae.methods import from_mapping
-
     cell = Cell(job["label"], from_mapping(tomllib.loads(job["config"])))
+    path = folder / f"{cell.name}.log"
     try:
-        with (
-            lock_of(folder, cell.name),
-            (folder / f"{cell.name}.log").open("a", encoding="utf-8") as log,
-            contextlib.redirect_stderr(log),
-        ):
+        with lock_of(folder, cell.name), path.open("a", encoding="utf-8") as log, contextlib.redirect_stderr(log):
             return _run(job, cell, folder)
     except Timeout:
         return {"state": "busy", "error": ""}
@@ -97,18 +91,12 @@ def work(job: Job) -> Answer:
 
 
 def _run(job: Job, cell: Cell, folder: Path) -> Answer:
-    from boovae.runs.data import load_data
-    from boovae.runs.progress import Lines
-    from boovae.runs.train import train
-
     try:
         if read_summary(folder, cell) is None:
-            data_dir = Path(job["data_dir"]) if job["data_dir"] else None
-            run = folder / cell.name
-            options: dict[str, Any] = {name: job[name] for name in ("device", "compile", "command", "features")}
-            train(cell.settings, load_data(cell.settings, data_dir), run, display=Lines(), data_dir=data_dir, **options)
-            summary = json.dumps(summarise(run, cell.settings))
-            write_file(summary_path(folder, cell.name), summary.encode())
+            data_dir, run = Path(job["data_dir"]) if job["data_dir"] else None, folder / cell.name
+            options = {"display": Lines(), "data_dir": data_dir, **job["options"]}
+            train.train(cell.settings, load_data(cell.settings, data_dir), run, **options)
+            write_file(summary_path(folder, cell.name), json.dumps(summarise(run, cell.settings)).encode())
         return {"state": "done", "error": ""}
     except Exception as error:
         if _was_stopped(error):
@@ -120,24 +108,19 @@ def _run(job: Job, cell: Cell, folder: Path) -> Answer:
 
 def summarise(run: Path, settings: Settings) -> Summary:
     """Return the record of a finished run: all that tables and figures need, small, without its curves."""
-    from boovae.runs.folder import RunFolder
-
     folder, notes = RunFolder(run), list[str]()
     events = [line.event for line in folder.read_log(notes)]
     timings = folder.read_timings(notes).values()
     head = events[0]
+    kept = {event["task"]: event["kept"] for event in events if event["event"] == "components" and "kept" in event}
     return {
         "format": FORMAT,
         "settings": settings.flat(),
         "environment": folder.read_environment(),
-        "seeds": head["seeds"],
-        "tasks": head["tasks"],
-        "split": head["split"],
+        **{name: head[name] for name in ("seeds", "tasks", "split")},
         "evaluations": [event for event in events if event["event"] == "evaluation"],
         "divergences": [event for event in events if event["event"] == "divergence"],
-        "kept": {
-            event["task"]: event["kept"] for event in events if event["event"] == "components" and "kept" in event
-        },
+        "kept": kept,
         "samples": sample_pictures(run, len(head["tasks"])),
         "components": component_pictures(run),
         "seconds": {what: sum(getattr(time, f"{what}_seconds") for time in timings) for what in ("train", "evaluate")},
@@ -147,15 +130,12 @@ def summarise(run: Path, settings: Settings) -> Summary:
 def _error_answer(error: BaseException) -> Answer:
     """Return the answer for an error: a full disk affects all cells, a stopped worker is not a failure."""
     text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
-    if any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error)):
-        return {"state": "full", "error": text}
-    return {"state": "lost" if _was_stopped(error) else "failed", "error": text}
+    full = any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error))
+    return {"state": "full" if full else "lost" if _was_stopped(error) else "failed", "error": text}
 
 
 def _was_stopped(error: BaseException) -> bool:
     """Whether a run ended because it was asked to stop."""
-    from boovae.training.events import Interrupted
-
     return any(isinstance(cause, Interrupted) for cause in _causes(error))
 
 

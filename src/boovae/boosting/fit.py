@@ -13,8 +13,6 @@ The paper's algorithm for a task, from which each of the three strategies differ
 learned early belong to an encoder that has changed since.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -24,23 +22,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting.losses import (
-    component_log_probs,
-    cross_entropy,
-    forward_loss,
-    literal_loss,
-    mixture_loss,
-    with_floor,
-)
+from boovae.boosting import losses
+from boovae.boosting.losses import component_log_probs, cross_entropy
 from boovae.boosting.weights import Scores, best_weight, dropped, em_weights, gain_curve, merged, sgd_weight
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section, Share, WholeNumber
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model import VAE, DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, BoostedPrior, TaskMixture
-from boovae.model.vae import VAE
+from boovae.replicas import Draw, Replicas, latent_draws
 from boovae.replicas.descent import Descent
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
 
 #: Number of images whose codes represent the aggregated posterior.
 SUBSET = 1000
@@ -60,6 +50,8 @@ class FitSettings(Section):
 
     boo_objective: Literal["corrective", "forward", "literal"] = "corrective"
     """Fit all components together, or one after another by the forward or the paper's literal objective."""
+    boo_first: Literal["mean", "learned"] = "mean"
+    """One after another: the first component of a task is the mean image, or is learned like the others."""
     boo_start: Literal["clusters", "noise", "mean"] = "clusters"
     """Start pseudo-inputs at the mean images of latent clusters, at noise, or at the mean image with noise."""
     boo_weights: Literal["em", "bisection", "equal", "fixed", "sgd"] = "em"
@@ -82,6 +74,18 @@ class FitSettings(Section):
     """Do not add a component that lowers the divergence by less (nats); 0 adds all."""
 
 
+@dataclass(frozen=True)
+class MixtureSettings(Section):
+    """Settings of all priors that grow with the tasks."""
+
+    boo_elbo: Literal["current", "full"] = "current"
+    """Score images of the task in training by its own components, or by the whole mixture."""
+    boo_masses: Literal["sizes", "equal"] = "sizes"
+    """Share the prior among tasks by their numbers of images, or equally."""
+    boo_until: AtLeastOne = 32
+    """Fit components after epochs 1, 2, 4, … up to this one; then they are fixed."""
+
+
 # --- codes ----------------------------------------------------------------------------------------------------------
 
 
@@ -98,26 +102,20 @@ def codes_of(replicas: Replicas, images: Tensor, least: int, key: Key) -> Codes:
     """Return the codes of a random subset of images (N, D) or (R, N, D), of size SUBSET or `least`, the larger."""
     chosen = replicas.generators.order(images.shape[-2], *key)[:, : max(SUBSET, least)]
     images = images.expand(len(replicas), -1, -1).take_along_dim(chosen.unsqueeze(2), dim=1)
-    posterior: DiagonalNormal = replicas.map(VAE.posterior, images)
+    posterior = replicas.map(VAE.posterior, images)
     noise = replicas.generators.draw(Draw("normal", tuple(posterior.mean.shape[1:])), *key, "codes")
-    return Codes(images, posterior, replicas.map(_inward, posterior.rsample(noise)))
+    z = replicas.map(lambda model, z: TaskMixture.of(model).inward(z), posterior.rsample(noise))
+    return Codes(images, posterior, z)
 
 
 @torch.no_grad()
 def encoded(replicas: Replicas, inputs: Tensor) -> DiagonalNormal:
     """Return the components of pseudo-inputs (R, K, D)."""
-    components: DiagonalNormal = replicas.map(_component, inputs)
-    return components
-
-
-def _inward(model: VAE, z: Tensor) -> Tensor:
-    assert isinstance(model.prior, TaskMixture)
-    return model.prior.inward(z)
+    return replicas.map(_component, inputs)
 
 
 def _component(model: VAE, inputs: Tensor) -> DiagonalNormal:
-    assert isinstance(model.prior, BoostedPrior)
-    return model.prior.component(model.posterior, inputs)
+    return BoostedPrior.of(model).component(model.posterior, inputs)
 
 
 # --- common to all strategies ---------------------------------------------------------------------------------------
@@ -135,20 +133,11 @@ class Boosting(ABC):
     """Fits the live components of a boosted prior to the aggregated posterior of one task's images."""
 
     def __init__(
-        self,
-        settings: Settings,
-        replicas: Replicas,
-        images: Tensor,
-        index: int,
-        pixel_range: tuple[float, float],
-        *,
-        learn_first: bool = False,
-        until: int = 1,
+        self, settings: Settings, replicas: Replicas, images: Tensor, index: int, pixel_range: tuple[float, float]
     ) -> None:
-        """Prepare a task; greedy strategies read `learn_first`, the corrective one `until`."""
-        self.own, self.replicas, self.images, self.index = settings.of(FitSettings), replicas, images, index
+        self.own, self.until = settings.of(FitSettings), settings.of(MixtureSettings).boo_until
         self.count, self.epochs = settings.model.components, settings.training.epochs
-        self.pixel_range, self.learn_first, self.until = pixel_range, learn_first, until
+        self.replicas, self.images, self.index, self.pixel_range = replicas, images, index, pixel_range
         self._descent = Descent(self.loss, pixel_range, stacked=replicas.stacked)
 
     @abstractmethod
@@ -174,14 +163,12 @@ class Boosting(ABC):
     @property
     def inputs(self) -> Tensor:
         """The pseudo-inputs of the task, (R, K, D)."""
-        inputs: Tensor = self.replicas.buffers["prior.live_inputs"]
-        return inputs
+        return self.replicas.buffers["prior.live_inputs"]
 
     @property
     def log_weights(self) -> Tensor:
         """Their log-weights, (R, K)."""
-        log_weights: Tensor = self.replicas.buffers["prior.live_log_weights"]
-        return log_weights
+        return self.replicas.buffers["prior.live_log_weights"]
 
     def codes(self, *key: int | str) -> Codes:
         """Return codes of the task's images."""
@@ -204,10 +191,8 @@ class Boosting(ABC):
 
     def descend(self, start: list[Tensor], *arguments: Any, noise: Tensor | None = None) -> list[Tensor]:
         """Take gradient steps from `start` and return the end; rows that are not finite are reset to the start."""
-        replicas = self.replicas
         # The networks and the prior's learned parameters, without its stored tensors.
-        buffers = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
-        everything = ({**replicas.parameters, **buffers}, *arguments)
+        everything = ({**self.replicas.parameters, **self.replicas.network_buffers}, *arguments)
         learned = self._descent(start, everything, steps=self.own.boo_steps, rate=self.own.boo_rate, noise=noise)
         return [
             torch.where(end.isfinite().all(-1, keepdim=True), end, begin) if end.dim() > 1 else end
@@ -259,7 +244,7 @@ class Corrective(Boosting):
         """Return KL[q̂ ‖ Σ_k v_k h_k] up to a constant."""
         (inputs, logits), (network, z) = learned, arguments
         components = self.replicas.call(network, _component, inputs)
-        return mixture_loss(components, torch.log_softmax(logits, -1), z)
+        return losses.mixture_loss(components, torch.log_softmax(logits, -1), z)
 
 
 # --- one component after another ------------------------------------------------------------------------------------
@@ -270,7 +255,7 @@ class Greedy(Boosting):
 
     def begin(self) -> Fitted | None:
         """Begin with the mean image, or with a component that is learned like the others."""
-        if self.learn_first:
+        if self.own.boo_first == "learned":
             return self.grow(0)
         self.inputs[:, 0] = self.codes("first").images.mean(1)
         self.log_weights[:, 0] = 0.0
@@ -330,12 +315,9 @@ class Greedy(Boosting):
     def mixture(self, slot: int) -> DiagonalMixture:
         """Return r: the components of this task so far, or all; an almost constant density if there are none."""
         full = self.own.boo_mixture == "full"
-
-        def one(model: Any) -> DiagonalMixture:
-            mixture: DiagonalMixture = (model.prior if full else model.prior.current)(model.posterior)
-            return mixture
-
-        mixture: DiagonalMixture = self.replicas.map(one)
+        mixture: DiagonalMixture = self.replicas.map(
+            lambda model: (model.prior if full else model.prior.current)(model.posterior)
+        )
         if slot == 0 and (self.index == 0 or not full):
             flat = torch.zeros_like(mixture.log_weights).log_softmax(-1)
             mixture = DiagonalMixture(flat, torch.zeros_like(mixture.mean), torch.full_like(mixture.mean, FLAT))
@@ -361,14 +343,13 @@ class Greedy(Boosting):
         draws = {"uniform": Draw("uniform", (SUBSET,)), "normal": Draw("normal", (2, SUBSET, parts.mean.shape[-1]))}
         noise = self.replicas.generators.draw_all(draws, "boo", self.index, "component", slot, "weight")
 
-        def one(
-            parts: DiagonalNormal, log_weights: Tensor, target: DiagonalMixture, uniform: Tensor, normal: Tensor
-        ) -> Scores:
+        def one(parts: DiagonalNormal, log_weights: Tensor, target: DiagonalMixture, *noise: Tensor) -> Scores:
+            uniform, normal = noise
             h, r = DiagonalNormal(parts.mean[slot], parts.log_variance[slot]), DiagonalMixture(log_weights, *parts)
             z = torch.cat([h.rsample(normal[0]), r.sample(uniform, normal[1])])
             return Scores(h.log_prob(z), r.log_prob(z), target.log_prob(z))
 
-        scores: Scores = vmap(one)(parts, log_weights, _aggregated(posterior), noise["uniform"], noise["normal"])
+        scores: Scores = vmap(one)(parts, log_weights, _aggregated(posterior), *noise.values())
         return scores
 
 
@@ -379,7 +360,7 @@ class LiteralBoosting(Greedy):
         """Return a pseudo-input (R, D) learned from its start."""
         own, target, mixture = self.own, self.target(codes.posterior), self.mixture(slot)
         if own.boo_floor > 0:
-            mixture = vmap(functools.partial(with_floor, share=own.boo_floor))(mixture, target)
+            mixture = vmap(functools.partial(losses.with_floor, share=own.boo_floor))(mixture, target)
         draw = Draw("normal", (own.boo_samples, codes.z.shape[-1]))
         key = ("boo", self.index, "component", slot, "literal")
         noise = self.replicas.generators.draw(draw, *key, steps=own.boo_steps)
@@ -388,7 +369,7 @@ class LiteralBoosting(Greedy):
     def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
         """Return KL[h ‖ π / r] up to a constant."""
         network, target, mixture = arguments
-        return literal_loss(self.replicas.call(network, _component, learned[0]), noise, target, mixture)
+        return losses.literal_loss(self.replicas.call(network, _component, learned[0]), noise, target, mixture)
 
 
 class ForwardBoosting(Greedy):
@@ -408,14 +389,11 @@ class ForwardBoosting(Greedy):
     def loss(self, learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
         """Return KL[π ‖ (1 − β) r + β h] up to a constant."""
         (inputs, logit), (network, z, log_mixture) = learned, arguments
-        return forward_loss(self.replicas.call(network, _component, inputs), logit, z, log_mixture)
+        return losses.forward_loss(self.replicas.call(network, _component, inputs), logit, z, log_mixture)
 
 
-STRATEGIES: dict[str, type[Boosting]] = {
-    "corrective": Corrective,
-    "forward": ForwardBoosting,
-    "literal": LiteralBoosting,
-}
+Strategies = dict[str, type[Boosting]]
+STRATEGIES: Strategies = {"corrective": Corrective, "forward": ForwardBoosting, "literal": LiteralBoosting}
 
 
 def refits(done: int, until: int) -> bool:

@@ -10,15 +10,14 @@ mixture with the stored prior, weighted by numbers of images. A mixture r grows 
 or all components are fitted at once by KL[q̂ ‖ Σ_k v_k h_k] (`mixture_loss`, fully corrective).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from boovae.model.distributions import LOG_TWO_PI, DiagonalMixture, DiagonalNormal
+from boovae.model import DiagonalMixture, DiagonalNormal
+from boovae.model.distributions import LOG_TWO_PI
 
 
 def literal_loss(h: DiagonalNormal, noise: Tensor, target: DiagonalMixture, mixture: DiagonalMixture) -> Tensor:

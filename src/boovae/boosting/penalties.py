@@ -13,8 +13,6 @@ z_c of the decoder from before the task, the paper's p^{t−1}(x | z), and no im
 chooses one direction instead of the symmetric divergence.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,13 +21,9 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.config.section import Section
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model import VAE, DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, ROOM, TaskMixture
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
-from boovae.replicas.teacher import Teacher
+from boovae.replicas import Batch, Draw, Replicas, Teacher, Tensors
 
 #: Limits of the log-variance of z in the reference reading of R_dec.
 REFERENCE_RANGE = (-5.0, -2.0)
@@ -51,9 +45,7 @@ class Penalties:
     """R_enc and R_dec on the stored components, weighted by lambda."""
 
     def __init__(self, settings: Settings, *, on: bool, reduction: str) -> None:
-        self.own, self.model = settings.of(PenaltySettings), settings.model
-        self.on = on
-        self.reduction = reduction
+        self.own, self.model, self.on, self.reduction = settings.of(PenaltySettings), settings.model, on, reduction
         self._teacher = Teacher() if self.own.boo_decoder == "teacher" else None
 
     @property
@@ -61,9 +53,7 @@ class Penalties:
         """Whether the decoder's outputs at old components are stored."""
         return self.on and not self._teacher
 
-    def state(
-        self, replicas: Replicas, memory: dict[str, Tensor], strength: Tensor, growth: float
-    ) -> dict[str, Tensor]:
+    def state(self, replicas: Replicas, memory: Tensors, strength: Tensor, growth: float) -> Tensors:
         """Return the tensors that `penalty` reads: lambda (R,) and the decoder's targets.
 
         `strength` is that of the settings, `growth` (images before / images now).
@@ -89,7 +79,7 @@ class Penalties:
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return lambda . R_enc and lambda . R_dec for one replica."""
         strength = batch["state"]["lambda"]
-        noise = batch["held"][:, : mixture_of(model).rows * self.model.components]  # also drawn for empty rows
+        noise = batch["held"][:, : TaskMixture.of(model).rows * self.model.components]  # also drawn for empty rows
         encoder = self.encoder_divergence(model, batch["old_components"], noise[:2])
         z = self.latents(model, noise[2])
         stored = self._stored(model, batch["state"], z)
@@ -99,15 +89,13 @@ class Penalties:
     def encoder_divergence(self, model: VAE, now: DiagonalNormal, noise: Tensor) -> Tensor:
         """Return R_enc of old components, whose current encodings are `now` (C, L); noise (2, C, L)."""
         before, weights = _old(model)
-        stored = DiagonalNormal(before.mean, before.log_variance)
-        side = self.own.boo_divergence
+        stored, side = DiagonalNormal(*before[1:]), self.own.boo_divergence
         if self.reduction != "reference":
             return (self._shares(weights) * stored.divergence(now, side)).sum()
         mixture = DiagonalMixture(before.log_weights, *now)
         samples = torch.cat([stored.rsample(noise[0]), now.rsample(noise[1])])  # scored together: fewer, larger steps
         forward, against = (before.log_prob(samples) - mixture.log_prob(samples)).chunk(2)
-        reverse = -against
-        sides = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}
+        sides = {"forward": forward, "reverse": -against, "symmetric": 0.5 * (forward - against)}
         return ((weights > 0) * sides[side]).sum()
 
     def latents(self, model: VAE, noise: Tensor) -> Tensor:
@@ -121,9 +109,8 @@ class Penalties:
     def _stored(self, model: VAE, state: dict[str, Tensor], z: Tensor) -> Tensor:
         """Return the decoder's targets at latents z (C, L): stored outputs (C, D), or those of the old decoder."""
         if self._teacher:
-            answer: Tensor = self._teacher.answer(model, state, VAE.decode, z)
-            return answer
-        return state["decoded"][: mixture_of(model).rows].flatten(0, 1)
+            return self._teacher.answer(model, state, VAE.decode, z)
+        return state["decoded"][: TaskMixture.of(model).rows].flatten(0, 1)
 
     def decoder_divergence(self, model: VAE, z: Tensor, decoded: Tensor) -> Tensor:
         """Return R_dec at a latent z (C, L) of each component, against the outputs `decoded` (C, D)."""
@@ -132,7 +119,7 @@ class Penalties:
         divergence = model.likelihood.divergence(decoded, model.decode(z), self.own.boo_divergence)
         shares = self._shares(weights)
         if self.reduction == "reference":
-            prior = mixture_of(model)
+            prior = TaskMixture.of(model)
             shares = torch.where(weights > 0, prior.log_weights[: prior.rows].flatten().exp(), 0.0)
         return (shares * divergence).sum()
 
@@ -144,21 +131,11 @@ class Penalties:
     @torch.no_grad()
     def outputs(replicas: Replicas, mean: Tensor) -> Tensor:
         """Return the decoder's outputs at the means of components, to be stored at the end of their task."""
-
-        def decoded(model: VAE, mean: Tensor) -> Tensor:
-            return model.likelihood.bounded(model.decode(mean))
-
-        outputs: Tensor = replicas.map(decoded, mean)
+        outputs: Tensor = replicas.map(lambda model, mean: model.likelihood.bounded(model.decode(mean)), mean)
         return outputs
-
-
-def mixture_of(model: VAE) -> TaskMixture:
-    """Return the prior of a model, which must be a mixture over tasks."""
-    assert isinstance(model.prior, TaskMixture)
-    return model.prior
 
 
 def _old(model: VAE) -> tuple[DiagonalMixture, Tensor]:
     """Return the mixture of the stored Gaussians and its weights (C,), exactly 0 in empty slots."""
-    mixture = mixture_of(model).stored_mixture()
+    mixture = TaskMixture.of(model).stored_mixture()
     return mixture, torch.where(mixture.log_weights > EMPTY / 2, mixture.log_weights.exp(), 0.0)

@@ -4,8 +4,6 @@
 v  = argmin KL[q̂ ‖ Σ_k v_k h_k]         `em_weights`, the backward step: components without weight are `dropped`
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from boovae.boosting.losses import cross_entropy
-from boovae.model.distributions import DiagonalNormal
+from boovae.model import DiagonalNormal
 from boovae.model.priors.boosted import EMPTY
 
 #: A component's weight stays this far from 0 and 1 when it is added.

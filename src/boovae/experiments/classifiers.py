@@ -6,22 +6,20 @@ serves both settings: choosing among the classes of a given task (task-increment
 (class-incremental). `class_scores` classifies with a generator alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from boovae.model import VAE
 from boovae.model.nets import initialise
-from boovae.model.vae import VAE
+from boovae.replicas import Batch, Draw, Replicas
 from boovae.replicas.devices import matmul_precision, one_thread
 from boovae.replicas.engine import BLOCK, Engine
-from boovae.replicas.randomness import Draw, Generators
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch, GradientStep, Loss
+from boovae.replicas.step import GradientStep, Loss
 from boovae.training.state import put
 from boovae.training.trainer import Trainer
 
@@ -52,8 +50,8 @@ class MLP(nn.Module):
         masks: Sequence[Tensor | float] = (1.0, 1.0)
         if uniform is not None:
             masks = ((uniform >= self.dropout) / (1 - self.dropout)).chunk(2, dim=1)
-        hidden = torch.nn.functional.leaky_relu(self.first(x)) * masks[0]
-        hidden = torch.nn.functional.leaky_relu(self.second(hidden)) * masks[1]
+        hidden = F.leaky_relu(self.first(x)) * masks[0]
+        hidden = F.leaky_relu(self.second(hidden)) * masks[1]
         logits: Tensor = self.heads(hidden) + self.seen
         return logits
 
@@ -62,21 +60,11 @@ class Classifiers:
     """R classifiers; `learn` adds the head of a task and trains on images that the replicas share, or on their own."""
 
     def __init__(
-        self,
-        pixels: int,
-        classes: int,
-        seeds: Sequence[int],
-        device: torch.device,
-        *,
-        width: int = WIDTH,
-        dropout: float = 0.2,
+        self, pixels: int, classes: int, seeds: Sequence[int], device: torch.device, dropout: float, width: int = WIDTH
     ) -> None:
         self.width = width
-
-        def build() -> Any:  # the engine needs no more of a model than the objective uses
-            return MLP(pixels, classes, width, dropout)
-
-        self.replicas = Replicas(build, seeds, device)
+        # The engine needs no more of a model than the objective uses.
+        self.replicas = Replicas(lambda: cast(VAE, MLP(pixels, classes, width, dropout)), seeds, device)
         self.step = GradientStep(self.replicas, self.objective, compile=False)
         self.generators = self.replicas.generators
         self.tasks = 0
@@ -155,7 +143,7 @@ def class_scores(trainer: Trainer, images: Tensor, labels_of: Sequence[int], cla
     """
     replicas = trainer.replicas
     draw = Draw("normal", (samples, trainer.settings.model.latent_dim))
-    noise = Generators(replicas.seeds, replicas.device).draw(draw, "classify")
+    noise = replicas.generators.draw(draw, "classify")
     sizes = torch.tensor(trainer.sizes, dtype=torch.float32, device=images.device)
     log_masses = (sizes / sizes.sum()).log()
 

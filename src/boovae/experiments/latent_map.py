@@ -5,39 +5,31 @@ it, a boosted prior can; two dimensions make this visible. Both models learn the
 every task each gets a map, and a Monte Carlo estimate of KL[q̂ ‖ prior] on the test images of all tasks seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.errors import InputError
+from boovae.data import Stream, Task
+from boovae.errors import InputError, SettingError
 from boovae.methods import from_mapping
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
-from boovae.model.vae import VAE
+from boovae.model import VAE, DiagonalMixture, DiagonalNormal
+from boovae.replicas import latent_draws
 from boovae.replicas.devices import choose_device, compiles, matmul_precision
-from boovae.replicas.randomness import Draw, Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
 from boovae.runs.environment import environment
-from boovae.runs.progress import Watch, make_display
+from boovae.runs.progress import Display, Watch, make_display
 from boovae.runs.train import planned_tasks, trainer_for
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
-    from boovae.data import Stream, Task
-    from boovae.runs.progress import Display
 
 #: Samples of the aggregated posterior for estimating the divergence.
 SAMPLES = 50_000
@@ -61,14 +53,7 @@ class Map(NamedTuple):
 
 
 def run(
-    settings: Settings,
-    out: Path,
-    *,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    compile: str = "auto",
-    quiet: bool = False,
-    command: str = "",
+    settings: Settings, out: Path, *, data_dir: Path | None, device: str, compile: str, quiet: bool, command: str
 ) -> list[dict[str, Any]]:
     """Train both models and map them; write `latent_map.csv` and `latent_map.png`, return the rows."""
     check(settings)
@@ -77,7 +62,7 @@ def run(
     compiled = compiles(compile, sum(len(task.train.images) for task in stream), settings, place)
     rows, maps = list[dict[str, Any]](), list[Map]()
     with closing(make_display(quiet=quiet)) as display:
-        for found in learned_maps(settings, stream, place, display, compile=compile):
+        for found in learned_maps(settings, stream, place, display, compile):
             maps.append(found)
             head = {"dataset": settings.data.dataset, "method": found.method, "tasks_seen": found.seen}
             by_seed = zip(settings.training.seeds, found.divergence, strict=True)
@@ -91,9 +76,7 @@ def run(
 def check(settings: Settings) -> None:
     """Refuse settings that cannot be drawn in two dimensions, or beside `standard`."""
     if settings.model.latent_dim != 2:
-        raise InputError(
-            f"{{latent_dim}} is {settings.model.latent_dim}; a map has 2 dimensions: leave it out or set it to 2"
-        )
+        raise SettingError("latent_dim", settings.model.latent_dim, "2, the dimensions of a map; leave it out")
     if settings.method == "standard":
         raise InputError("{method=standard}: the map always shows it; name a method to compare with it, such as boo")
     if "multihead" in settings.method.split("+"):
@@ -101,13 +84,7 @@ def check(settings: Settings) -> None:
 
 
 def learned_maps(
-    settings: Settings,
-    stream: Stream,
-    device: torch.device,
-    display: Display,
-    samples: int = SAMPLES,
-    *,
-    compile: str = "auto",
+    settings: Settings, stream: Stream, device: torch.device, display: Display, compile: str
 ) -> Iterator[Map]:
     """Yield a map after every task: first all of `standard`, then those of the method in the settings."""
     for method in ("standard", settings.method):
@@ -117,7 +94,7 @@ def learned_maps(
             display.task(index, len(stream), f"{method}, {task.name}", own.training.epochs)
             trainer.learn(task, Watch(display))
             with matmul_precision(device):
-                found = make_map(trainer, stream[: index + 1], samples)
+                found = make_map(trainer, stream[: index + 1])
             yield found
 
 
@@ -125,7 +102,7 @@ def learned_maps(
 def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) -> Map:
     """Return the map of a model on the test images of the tasks seen."""
     images = torch.cat([task.test.images for task in tasks]).to(trainer.device)
-    posterior: DiagonalNormal = trainer.replicas.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
+    posterior = trainer.replicas.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
     codes = posterior.mean[0].cpu()
     # Include two standard deviations: the Gaussians must fit on the map, not only their means.
     reach = codes.abs() + 2 * (0.5 * posterior.log_variance[0].cpu()).exp()
@@ -151,12 +128,8 @@ def make_map(trainer: Trainer, tasks: Sequence[Task], samples: int = SAMPLES) ->
 
 def divergence_to_prior(trainer: Trainer, posterior: DiagonalNormal, samples: int) -> Tensor:
     """Return KL[q̂ ‖ prior] (R,) for posteriors (R, n, L), estimated from samples of q̂."""
-    replicas, images = trainer.replicas, posterior.mean.shape[1]
-    draws = {
-        "uniform": Draw("uniform", (samples,)),
-        "normal": Draw("normal", (samples, trainer.settings.model.latent_dim)),
-    }
-    noise = Generators(replicas.seeds, replicas.device).draw_all(draws, "map")
+    images, latent_dim = posterior.mean.shape[1:]
+    noise = trainer.replicas.generators.draw_all(latent_draws(samples, latent_dim), "map")
     chosen = (noise["uniform"] * images).long().clamp(max=images - 1).unsqueeze(2)
     z = DiagonalNormal(*(part.take_along_dim(chosen, 1) for part in posterior)).rsample(noise["normal"])
     ratios = [aggregated(posterior, part) - prior_log_prob(trainer, part) for part in z.split(CHUNK, dim=1)]
@@ -176,8 +149,7 @@ def prior_log_prob(trainer: Trainer, z: Tensor) -> Tensor:
     def one(model: VAE, z: Tensor) -> Tensor:
         return model.prior.forward(model.posterior).log_prob(z)
 
-    log_prob: Tensor = trainer.replicas.map(one, z)
-    return log_prob
+    return trainer.replicas.map(one, z)
 
 
 # --- the figure -----------------------------------------------------------------------------------------------------
@@ -187,8 +159,6 @@ ROWS = ("codes by class", "aggregated posterior", "prior")
 
 def draw(maps: Sequence[Map]) -> Figure:
     """Return the figure: a column per number of tasks seen; rows for codes, aggregated posterior and prior."""
-    from matplotlib.figure import Figure
-
     methods = list(dict.fromkeys(one.method for one in maps))
     columns = max(one.seen for one in maps)
     figure = Figure(figsize=(2.1 * columns + 0.5, 2.2 * len(ROWS) * len(methods)), layout="constrained")

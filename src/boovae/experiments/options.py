@@ -1,8 +1,6 @@
 """The options of the experiments. Quick to import, for the help of the command line."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -10,9 +8,25 @@ from msgspec import Meta
 from boovae.config.section import AtLeastOne, Section, Share, WholeNumber
 from boovae.errors import InputError
 
+CurveName = Literal["exact", "none", "boo", "method", "scratch"]
+
 
 @dataclass(frozen=True)
-class ToyOptions(Section):
+class Options(Section):
+    """Options of which some are lists of what to compute."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (item.name for item in fields(self)):
+            values = getattr(self, name)
+            if values == ():
+                raise InputError(f"{{{name}}} is empty; name at least one, or leave it out for all")
+            if isinstance(values, tuple) and len(set(values)) < len(values):
+                raise InputError(f"{{{name}}} is {' '.join(values)}; name each once")
+
+
+@dataclass(frozen=True)
+class ToyOptions(Options):
     """Targets, objectives and seeds."""
 
     target: tuple[Literal["gaussians", "ring"], ...] = ("gaussians", "ring")
@@ -28,23 +42,12 @@ class ToyOptions(Section):
     seed: WholeNumber = 0
     """Seed of the first replica; the others count up from it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_listed("target", self.target)
-        _check_listed("objective", self.objective)
-
 
 @dataclass(frozen=True)
-class ReplayOptions(Section):
+class ReplayOptions(Options):
     """The classifier, and what replaces old images."""
 
-    curve: tuple[Literal["exact", "none", "boo", "method", "scratch"], ...] = (
-        "exact",
-        "none",
-        "boo",
-        "method",
-        "scratch",
-    )
+    curve: tuple[CurveName, ...] = ("exact", "none", "boo", "method", "scratch")
     """What replaces old images: all of them, nothing, samples of boo, of --method, of a VAE trained from scratch."""
     classifier_epochs: AtLeastOne = 200
     """Epochs of the classifier per task."""
@@ -56,15 +59,3 @@ class ReplayOptions(Section):
     """Also show the classifier reconstructions of current and test images, so that looks do not give away age."""
     samples_per_image: AtLeastOne = 100
     """Importance samples for p(class | x) of the generative classifier."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_listed("curve", self.curve)
-
-
-def _check_listed(name: str, values: tuple[str, ...]) -> None:
-    """Refuse an empty list, and one that names something twice."""
-    if not values:
-        raise InputError(f"{{{name}}} is empty; name at least one, or leave it out for all")
-    if len(set(values)) < len(values):
-        raise InputError(f"{{{name}}} is {' '.join(values)}; name each once")

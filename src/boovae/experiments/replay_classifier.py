@@ -16,16 +16,19 @@ that needs neither replay nor training: p(class | x) ∝ p(class) E_{q(z|x)}[p(x
 the part of the prior for a class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from boovae.config import Settings
-from boovae.errors import InputError
+from boovae.data import Stream
+from boovae.errors import InputError, SettingError
 from boovae.experiments.options import ReplayOptions
 from boovae.experiments.replay_curve import Costs, Curve, Experiment, Point, learned
 from boovae.methods import from_mapping
@@ -37,14 +40,10 @@ from boovae.runs.environment import environment
 from boovae.runs.progress import make_display
 from boovae.runs.train import planned_tasks
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from boovae.data import Stream
-
 #: Weight of the paper's penalties for the generator `boo`, unless the settings have one.
 PAPER_LAMBDA = 1.0
+#: Both kinds of accuracy, each with a panel.
+ACCURACIES = ("task_incremental", "class_incremental")
 #: Ticks of the accuracy axes, in percent, and the gap between an accuracy of 100 and the end of the axis.
 TICKS, MARGIN = (0, 20, 50, 80, 90, 95, 98, 99, 99.5, 99.9), 0.1
 
@@ -52,30 +51,22 @@ TICKS, MARGIN = (0, 20, 50, 80, 90, 95, 98, 99, 99.5, 99.9), 0.1
 def run(
     settings: Settings,
     out: Path,
-    options: ReplayOptions | None = None,
+    options: ReplayOptions,
     *,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    compile: str = "auto",
-    quiet: bool = False,
-    command: str = "",
+    data_dir: Path | None,
+    device: str,
+    compile: str,
+    quiet: bool,
+    command: str,
 ) -> list[dict[str, Any]]:
     """Learn all curves; write `replay.csv` and `replay.png` after each of them, return the rows."""
-    options = options or ReplayOptions()
     _check(settings, options)
     place, folder = choose_device(device), prepared(out)
     display = make_display(quiet=quiet)
-    experiment = Experiment(
-        settings,
-        planned_tasks(load_data(settings, data_dir), settings),
-        load_data(settings.changed(classes_per_task=1), data_dir),
-        place,
-        display,
-        options,
-        compile,
-    )
-    points: list[Point] = []
-    rows: list[dict[str, Any]] = []
+    tasks = planned_tasks(load_data(settings, data_dir), settings)
+    classes = load_data(settings.changed(classes_per_task=1), data_dir)
+    experiment = Experiment(settings, tasks, classes, place, display, options, compile)
+    points, rows = list[Point](), list[dict[str, Any]]()
     with closing(display):
         for curve in curves(settings, experiment.tasks, options.curve):
             points += learned(experiment, curve, experiment.place(folder / "curves", curve))
@@ -88,23 +79,17 @@ def run(
 def _check(settings: Settings, options: ReplayOptions) -> None:
     """Refuse settings that the experiment cannot use before anything is trained."""
     if settings.data.classes_per_task < 2:
-        raise InputError(
-            f"{{classes_per_task}} is {settings.data.classes_per_task}; a classifier needs at least 2 classes per task"
-        )
+        wanted = "at least 2 classes per task for a classifier"
+        raise SettingError("classes_per_task", settings.data.classes_per_task, wanted)
     if not set(settings.method.split("+")) & {"boo", "boo-flow", "mog"} and "method" in options.curve:
-        raise InputError(
-            f"{{method}} {settings.method}: its prior has no components per task to label samples by; "
-            "use one with boo, boo-flow or mog"
-        )
+        problem = "its prior has no components per task to label samples by; use one with boo, boo-flow or mog"
+        raise InputError(f"{{method}} {settings.method}: {problem}")
 
 
 def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Curve]:
     """Return the curves to draw, the bounds first."""
-    found = []
-    if "exact" in wanted:
-        found.append(Curve("exact replay", keeps=True))
-    if "none" in wanted:
-        found.append(Curve("no replay"))
+    bounds = {"exact": Curve("exact replay", keeps=True), "none": Curve("no replay")}
+    found = [curve for name, curve in bounds.items() if name in wanted]
     generators = []
     if "boo" in wanted:
         penalties = settings.of(BooSettings).boo_lambda or PAPER_LAMBDA
@@ -116,12 +101,8 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
         found.append(Curve(f"{generator.method}, {classes} VAE tasks", generator, by_class=True))
         found.append(Curve(f"{generator.method}, {len(tasks)} VAE tasks", generator))
     if "scratch" in wanted:
-        found.append(
-            Curve(
-                f"scratch, {len(tasks)} VAE tasks",
-                from_mapping({**settings.flat(), "method": "scratch", "prior": "vamp"}),
-            )
-        )
+        anew = from_mapping({**settings.flat(), "method": "scratch", "prior": "vamp"})
+        found.append(Curve(f"scratch, {len(tasks)} VAE tasks", anew))
     return found
 
 
@@ -136,8 +117,7 @@ def table(points: Sequence[Point], settings: Settings) -> list[dict[str, Any]]:
             "curve": point.curve,
             "tasks_seen": point.seen,
             "seed": seed,
-            "task_incremental": point.task_incremental[row],
-            "class_incremental": point.class_incremental[row],
+            **{key: getattr(point, key)[row] for key in ACCURACIES},
             **{item.name: getattr(point, item.name) for item in fields(Costs)},
         }
         for point in points
@@ -147,8 +127,6 @@ def table(points: Sequence[Point], settings: Settings) -> list[dict[str, Any]]:
 
 def draw(points: Sequence[Point]) -> Figure:
     """Return the figure: mean accuracy over tasks seen, in both settings, and the training cost of the generators."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(14, 4.6), layout="constrained")
     costly = {point.curve for point in points if point.generator_images and "p(class" not in point.curve}
     panels = figure.subplots(1, 3 if costly else 2)  # with real images alone there is no cost to show
@@ -172,24 +150,19 @@ def draw(points: Sequence[Point]) -> Figure:
 
 def _draw_curve(panels: Sequence[Axes], points: Sequence[Point], colour: str) -> None:
     """Draw a curve: accuracies with a band from the lowest to the highest replica, and the cost if there is a panel."""
-    import numpy as np
-
-    by_task, by_class, *rest = panels
     name, seen = points[0].curve, [point.seen for point in points]
     style: dict[str, Any] = {"label": name, "color": colour, "marker": "o", "markersize": 4}
     style["linestyle"] = "--" if "replay" in name.split(",")[0] else "-"
-    for axes, key in ((by_task, "task_incremental"), (by_class, "class_incremental")):
+    for axes, key in zip(panels, ACCURACIES, strict=False):
         values = 100 * np.array([getattr(point, key) for point in points])
         axes.plot(seen, values.mean(1), **style)
         axes.fill_between(seen, values.min(1), values.max(1), color=colour, alpha=0.15, linewidth=0)
-    for axes in rest:
+    for axes in panels[len(ACCURACIES) :]:
         axes.plot(seen, [point.generator_images / 1e6 for point in points], **style)
 
 
 def _spread(axes: Axes) -> None:
     """Make an axis of accuracies logarithmic in the error, with room near 100 %."""
-    import numpy as np
-
     low, high = axes.get_ylim()
     end = 100 + MARGIN
     axes.set_yscale("function", functions=(lambda a: -np.log(np.maximum(end - a, 1e-9)), lambda v: end - np.exp(-v)))

@@ -5,8 +5,6 @@ command continues where it was stopped. Both files are named by a hash of everyt
 curve: curves of different settings never mix.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -14,31 +12,28 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from boovae.config import Settings
+from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.experiments.classifiers import Classifiers, accuracies, class_scores
 from boovae.experiments.options import ReplayOptions
 from boovae.files import TEXT_BYTES, read_file, write_file
-from boovae.model.vae import VAE
+from boovae.model import VAE
+from boovae.replicas import Draw
 from boovae.replicas.devices import compiles
-from boovae.replicas.randomness import Draw, Generators
-from boovae.runs.progress import Watch
+from boovae.runs.progress import Display, Watch
 from boovae.runs.train import trainer_for
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint
 from boovae.training.sampling import generate
 from boovae.training.state import group, prefixed
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from boovae.data import Stream, Task
-    from boovae.runs.progress import Display
 
 
 class Curve(NamedTuple):
@@ -78,8 +73,8 @@ class Experiment:
     classes: Stream  # the same images, one class per task
     device: torch.device
     display: Display
-    options: ReplayOptions = field(default_factory=ReplayOptions)
-    compile: str = "auto"
+    options: ReplayOptions
+    compile: str
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
@@ -178,12 +173,10 @@ class Learner:
         else:
             images, labels = self._with_samples(trainer, index, task)
         options = experiment.options
+        schedule = {"epochs": options.classifier_epochs, "batch_size": options.classifier_batch}
         with self._timed("classifier_seconds"):
-            self.classifiers.learn(
-                images, labels, task.classes, epochs=options.classifier_epochs, batch_size=options.classifier_batch
-            )
-        seen = experiment.tasks[: index + 1]
-        test, truth = experiment.images(seen, "test")
+            self.classifiers.learn(images, labels, task.classes, **schedule)
+        test, truth = experiment.images(experiment.tasks[: index + 1], "test")
         self._add(curve.name, self._answers(test), truth, index + 1)
         if trainer is not None and curve.by_class:
             labels_of = [part.classes[0] for part in experiment.parts(index + 1)]
@@ -195,20 +188,18 @@ class Learner:
         """Return the images of a task and samples of earlier ones; the generator learns the task too."""
         experiment, by_class = self.experiment, self.curve.by_class
         before, seen = experiment.parts(index), experiment.parts(index + 1)
-        replayed = None
+        old = []
         if index > 0:
             labels_of = [part.classes[0] for part in before] if by_class else None
-            replayed = earlier_samples(trainer, self.classifiers, labels_of, task)
+            old.append(earlier_samples(trainer, self.classifiers, labels_of, task))
         with self._timed("generator_seconds"):
             for part in seen[len(before) :] if by_class else [task]:
                 name, epochs = f"{self.curve.name}: {part.name}", trainer.settings.training.epochs
                 experiment.display.task(index, len(experiment.tasks), name, epochs)
                 trainer.learn(part, Watch(experiment.display))
                 self.costs.generator_images += trainer.task_steps * trainer.engine.batch_size
-        now = self._current(trainer, task)
-        if replayed is None:
-            return now
-        return torch.cat([now[0], replayed[0]], 1), torch.cat([now[1], replayed[1]], 1)
+        images, labels = (torch.cat(parts, 1) for parts in zip(self._current(trainer, task), *old, strict=True))
+        return images, labels
 
     @contextmanager
     def _timed(self, cost: str) -> Iterator[None]:
@@ -238,7 +229,7 @@ class Learner:
         if not self.experiment.options.reconstruct:
             return real, labels
         draw = Draw("normal", (real.shape[1], trainer.settings.model.latent_dim))
-        noise = Generators(replicas.seeds, replicas.device).draw(draw, "reconstruct", trainer.tasks_done)
+        noise = replicas.generators.draw(draw, "reconstruct", trainer.tasks_done)
         return torch.cat([real, _reconstructed(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
 
     @torch.no_grad()
@@ -264,8 +255,7 @@ def _reconstructed(trainer: Trainer, images: Tensor, noise: Tensor) -> Tensor:
     def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
         return model.images(model.posterior(x).rsample(noise))
 
-    shown: Tensor = trainer.replicas.map(one, images, noise)
-    return shown
+    return trainer.replicas.map(one, images, noise)
 
 
 def earlier_samples(

@@ -12,32 +12,29 @@ A component starts at the one of twenty samples of the target that the mixture c
 components come from EM on samples of the target in every case, so only the objective differs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
 from torch import Tensor
 from torch.func import vmap
 
 from boovae.boosting.losses import component_log_probs, forward_loss, literal_loss, with_floor
 from boovae.boosting.weights import em_weights
 from boovae.experiments.options import ToyOptions
-from boovae.model.distributions import DiagonalMixture, DiagonalNormal
+from boovae.model import DiagonalMixture, DiagonalNormal
+from boovae.replicas import Draw, latent_draws
 from boovae.replicas.descent import Descent
 from boovae.replicas.devices import choose_device, one_thread
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.randomness import Generators
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.environment import environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 #: Objectives for learning a component, with their labels in the figure.
 OBJECTIVES = {
@@ -71,22 +68,13 @@ class Fit(NamedTuple):
     reverse: Tensor  # (K, R): KL[mixture ‖ target]
 
 
-def run(
-    out: Path,
-    options: ToyOptions,
-    *,
-    device: str = "auto",
-    command: str = "",
-) -> list[dict[str, Any]]:
+def run(out: Path, options: ToyOptions, *, device: str = "auto", command: str = "") -> list[dict[str, Any]]:
     """Approximate every target with every objective; write `toy.csv` and `toy.png`, return the rows."""
     place, folder = choose_device(device), prepared(out)
     seeds = range(options.seed, options.seed + options.replicas)
     with one_thread(when=place.type == "cpu"):
-        fits = [
-            approximate(target, objective, seeds, place, components=options.components, steps=options.steps)
-            for target in options.target
-            for objective in options.objective
-        ]
+        both = product(options.target, options.objective)
+        fits = [Boosting(*names, seeds, place, steps=options.steps).run(options.components) for names in both]
     rows = table(fits, seeds)
     write_table(folder / "toy.csv", rows, environment(place, False, command))
     save_figure(folder / "toy.png", draw(fits))
@@ -95,12 +83,11 @@ def run(
 
 def make_target(name: str) -> DiagonalMixture:
     """Return a target density: two groups of six Gaussians, or a ring of sixty narrow ones."""
-    if name == "gaussians":
-        circle = 0.8 * _circle(6)
-        mean = torch.cat([circle + torch.tensor([2.0, 0.0]), circle - torch.tensor([2.0, 0.0])])
-        deviation = 0.35
-    else:
+    if name == "ring":
         mean, deviation = 2.0 * _circle(60), 0.2
+    else:
+        circle, shift = 0.8 * _circle(6), torch.tensor([2.0, 0.0])
+        mean, deviation = torch.cat([circle + shift, circle - shift]), 0.35
     return DiagonalMixture(torch.zeros(len(mean)).log_softmax(0), mean, torch.full_like(mean, 2 * math.log(deviation)))
 
 
@@ -109,39 +96,23 @@ def _circle(points: int) -> Tensor:
     return torch.stack([angle.cos(), angle.sin()], 1)
 
 
-def approximate(
-    target_name: str,
-    objective: str,
-    seeds: Sequence[int],
-    device: torch.device,
-    *,
-    components: int | None = None,
-    steps: int,
-) -> Fit:
-    """Approximate a target with one component after another, for all seeds at once."""
-    boosting = _Boosting(target_name, objective, seeds, device, steps)
-    return boosting.run(TARGETS[target_name] if components is None else components)
+class Boosting:
+    """The greedy loop for one target and one objective, for all seeds at once; tensors have a leading replica axis."""
 
-
-class _Boosting:
-    """The greedy loop for one target and one objective; all tensors have a leading replica axis."""
-
-    def __init__(
-        self, target_name: str, objective: str, seeds: Sequence[int], device: torch.device, steps: int
-    ) -> None:
-        self.target_name, self.objective, self.steps = target_name, objective, steps
+    def __init__(self, target: str, objective: str, seeds: Sequence[int], device: torch.device, *, steps: int) -> None:
+        self.target_name, self.objective, self.steps = target, objective, steps
         self.generators = Generators(seeds, device)
-        one = make_target(target_name)
-        self.target = DiagonalMixture(*(part.to(device).expand(len(seeds), *part.shape) for part in one))
+        parts = make_target(target)
+        self.target = DiagonalMixture(*(part.to(device).expand(len(seeds), *part.shape) for part in parts))
         self.fit_samples = self._drawn(FIT_SAMPLES, "fit")
         self.test_samples = self._drawn(TEST_SAMPLES, "test")
-        self._descents: dict[str, Descent] = {}
+        box = (-BOXES[target], BOXES[target]) if objective == "box" else None
+        self._literal, self._forward = Descent(_literal, box), Descent(_forward, box)
 
-    def run(self, components: int) -> Fit:
+    def run(self, components: int | None = None) -> Fit:
         """Return the mixtures after 1, 2, … components and their divergences from the target."""
-        parts: list[DiagonalNormal] = []
-        mixtures: list[DiagonalMixture] = []
-        for place in range(components):
+        parts, mixtures = list[DiagonalNormal](), list[DiagonalMixture]()
+        for place in range(components or TARGETS[self.target_name]):
             mixture = mixtures[-1] if mixtures else None
             parts.append(self._learned(self._start(mixture, place), mixture, place))
             mixtures.append(self._weighted(parts))
@@ -163,23 +134,16 @@ class _Boosting:
         start = [mean.clone(), torch.zeros_like(mean)]
         if mixture is not None and self.objective == "forward":
             even = torch.full_like(mean[:, 0], -math.log(place))
-            arguments: Any = (self.fit_samples, vmap(DiagonalMixture.log_prob)(mixture, self.fit_samples))
-            return DiagonalNormal(*self._descend("forward", [*start, even], arguments)[:2])
+            arguments = self.fit_samples, vmap(DiagonalMixture.log_prob)(mixture, self.fit_samples)
+            mean, log_variance, _ = self._forward([*start, even], arguments, steps=self.steps, rate=RATE)
+            return DiagonalNormal(mean, log_variance)
         if mixture is None:  # there is no mixture yet: r is nearly constant
-            mixture = DiagonalMixture(
-                torch.zeros_like(mean[:, :1]), torch.zeros_like(mean[:, None]), torch.full_like(mean[:, None], 20.0)
-            )
+            zero = torch.zeros_like(mean[:, None])
+            mixture = DiagonalMixture(zero[..., 0], zero, zero + 20.0)
         elif self.objective == "floor":
             mixture = vmap(lambda r, target: with_floor(r, target, FLOOR))(mixture, self.target)
         noise = self.generators.draw(Draw("normal", (STEP_SAMPLES, 2)), self.target_name, place, steps=self.steps)
-        return DiagonalNormal(*self._descend("literal", start, (self.target, mixture), noise))
-
-    def _descend(self, loss: str, start: list[Tensor], arguments: Any, noise: Tensor | None = None) -> list[Tensor]:
-        if loss not in self._descents:
-            limit = BOXES[self.target_name]
-            box = (-limit, limit) if self.objective == "box" else None
-            self._descents[loss] = Descent(_forward if loss == "forward" else _literal, box)
-        return self._descents[loss](start, arguments, steps=self.steps, rate=RATE, noise=noise)
+        return DiagonalNormal(*self._literal(start, (self.target, mixture), steps=self.steps, rate=RATE, noise=noise))
 
     def _weighted(self, parts: Sequence[DiagonalNormal]) -> DiagonalMixture:
         joined = DiagonalNormal(*(torch.stack(columns, 1) for columns in zip(*parts, strict=True)))
@@ -188,9 +152,8 @@ class _Boosting:
 
     def _drawn(self, count: int, purpose: str, mixture: DiagonalMixture | None = None) -> Tensor:
         """Return samples of a mixture, or of the target, (R, count, 2)."""
-        draws = {"uniform": Draw("uniform", (count,)), "normal": Draw("normal", (count, 2))}
-        noise = self.generators.draw_all(draws, self.target_name, purpose)
-        drawn: Tensor = vmap(DiagonalMixture.sample)(mixture or self.target, noise["uniform"], noise["normal"])
+        noise = self.generators.draw_all(latent_draws(count, 2), self.target_name, purpose)
+        drawn: Tensor = vmap(DiagonalMixture.sample)(mixture or self.target, *noise.values())
         return drawn
 
 
@@ -234,15 +197,12 @@ def table(fits: Sequence[Fit], seeds: Sequence[int]) -> list[dict[str, Any]]:
 
 def draw(fits: Sequence[Fit]) -> Figure:
     """Return the figure: a row per objective with the target and the growing mixture of the first seed."""
-    from matplotlib.figure import Figure
-
-    targets = list(dict.fromkeys(fit.target for fit in fits))
+    by_name = {(fit.target, fit.objective): fit for fit in fits}
     objectives = list(dict.fromkeys(fit.objective for fit in fits))
-    shown = {target: _shown(len(next(fit for fit in fits if fit.target == target).mixtures)) for target in targets}
-    columns = [(target, count) for target in targets for count in shown[target]]
+    components = {fit.target: len(fit.mixtures) for fit in fits}
+    columns = [(target, count) for target in components for count in _shown(components[target])]
     figure = Figure(figsize=(2.1 * len(columns) + 0.6, 2.3 * len(objectives) + 0.2), layout="constrained")
     grid = figure.subplots(len(objectives), len(columns), squeeze=False)
-    by_name = {(fit.target, fit.objective): fit for fit in fits}
     for axes_row, objective in zip(grid, objectives, strict=True):
         for axes, (target, count) in zip(axes_row, columns, strict=True):
             _panel(axes, by_name[target, objective], count)
@@ -257,8 +217,6 @@ def _shown(components: int) -> list[int]:
 
 
 def _panel(axes: Axes, fit: Fit, count: int) -> None:
-    from matplotlib.patches import Ellipse
-
     extent = EXTENTS[fit.target]
     line = torch.linspace(-extent, extent, 160)
     points = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
@@ -272,12 +230,9 @@ def _panel(axes: Axes, fit: Fit, count: int) -> None:
             outside.append((x, y))
             continue
         width, height = (4 * (0.5 * log_variance).exp()).tolist()  # two standard deviations on each side
-        newest = place == count - 1
-        style = {
-            "edgecolor": "tab:red" if newest else "tab:blue",
-            "linewidth": 0.6 + 3 * log_weight.exp().item() ** 0.5,
-        }
-        axes.add_patch(Ellipse((x, y), width, height, fill=False, **style))
+        colour = "tab:red" if place == count - 1 else "tab:blue"  # the newest is red
+        line_width = 0.6 + 3 * log_weight.exp().item() ** 0.5
+        axes.add_patch(Ellipse((x, y), width, height, fill=False, edgecolor=colour, linewidth=line_width))
     for x, y in outside[:2]:
         length = 0.92 * extent / max(abs(x), abs(y))
         arrow = {"arrowstyle": "->", "color": "tab:red", "linewidth": 1.5}

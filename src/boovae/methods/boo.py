@@ -14,31 +14,27 @@ the task. With `boo_lambda` above 0 the paper's penalties keep encoder and decod
 (`boosting/penalties.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from boovae.boosting.fit import STRATEGIES, FitSettings, Fitted
+from boovae.boosting.fit import STRATEGIES, FitSettings, Fitted, MixtureSettings
 from boovae.boosting.penalties import Penalties, PenaltySettings
 from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
 from boovae.methods.method import TaskImages
-from boovae.methods.mixture import ROW, MixtureMethod, MixtureSettings
-from boovae.model.priors import Prior
+from boovae.methods.mixture import ROW, MixtureMethod
+from boovae.model import Prior
 from boovae.model.priors.boosted import EMPTY, BoostedPrior
-from boovae.replicas.stacked import Replicas
+from boovae.replicas import Replicas
 
 
 @dataclass(frozen=True)
 class BooSettings(Section):
-    """The boosted prior: its first component, its memory and its penalties."""
+    """The boosted prior: its memory and its penalties."""
 
-    boo_first: Literal["mean", "learned"] = "mean"
-    """One after another: the first component of a task is the mean image, or is learned like the others."""
     boo_reencode: bool = False
     """Re-encode components of finished tasks instead of using their stored Gaussians."""
     boo_lambda: NotNegative = 0.0
@@ -78,15 +74,8 @@ class Boo(MixtureMethod):
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Open the task's row of components and place the first, or all of them."""
         self.open_row(replicas, task)
-        self.boosting = STRATEGIES[self.fitting.boo_objective](
-            self.settings,
-            replicas,
-            task.train,
-            task.index,
-            task.pixel_range,
-            learn_first=self.own.boo_first == "learned",
-            until=self.mixture.boo_until,
-        )
+        strategy = STRATEGIES[self.fitting.boo_objective]
+        self.boosting = strategy(self.settings, replicas, task.train, task.index, task.pixel_range)
         self._log(task, self.boosting.begin())
 
     def after_epoch(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
@@ -105,5 +94,5 @@ class Boo(MixtureMethod):
         """Log the divergence to the aggregated posterior, up to a constant."""
         if fitted is not None:
             rows = [[value if math.isfinite(value) else None for value in row] for row in fitted.divergence.tolist()]
-            event = {"event": "components", "task": task.index, "epoch": fitted.epoch}
-            self.log({**event, "sizes": fitted.sizes, "divergence": rows})
+            event = {"event": "components", "task": task.index, "epoch": fitted.epoch, "sizes": fitted.sizes}
+            self.log({**event, "divergence": rows})

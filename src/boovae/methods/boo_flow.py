@@ -9,8 +9,6 @@ drift. From the second task on, a penalty therefore keeps f fixed at old compone
 In combination with `distill` the decoder is kept there too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -22,12 +20,9 @@ from boovae.config.section import AtLeastOne, NotNegative, Section, WholeNumber
 from boovae.errors import InputError, SettingError
 from boovae.methods.boo import Boo
 from boovae.methods.method import TaskImages
-from boovae.model.priors import Prior
+from boovae.model import VAE, Prior
 from boovae.model.priors.flow import FlowPrior
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
+from boovae.replicas import Batch, Draw, Replicas, latent_draws
 
 #: Number of samples of old components per step, at which the flow is kept fixed.
 PLACES = 250
@@ -62,17 +57,13 @@ class BooFlow(Boo):
         if settings.model.latent_dim < 2 and self.flow.flow_layers > 0:
             raise SettingError("latent_dim", settings.model.latent_dim, "at least 2 for a flow; or set {flow_layers=0}")
         if self.fitting.boo_objective == "literal" or self.fitting.boo_weights in ("bisection", "sgd"):
-            raise InputError(
-                "method 'boo-flow' fits to samples; the literal objective and these weights need the target's density: "
-                "set {boo_objective=corrective} (or forward) and {boo_weights=em}"
-            )
+            remedy = "set {boo_objective=corrective} (or forward) and {boo_weights=em}"
+            raise InputError(f"method 'boo-flow' fits to samples, the target has no density: {remedy}")
         if "full" in (self.fitting.boo_target, self.fitting.boo_mixture):
             raise InputError("method 'boo-flow': set {boo_target=current} and {boo_mixture=current}")
         if self.own.boo_lambda > 0:
-            raise InputError(
-                "method 'boo-flow' keeps old components by {flow_drift}, the paper's penalties are for a prior without "
-                "a flow: set {boo_lambda=0}, and use boo-flow+distill to preserve the networks"
-            )
+            remedy = "set {boo_lambda=0}, and use boo-flow+distill to preserve the networks"
+            raise InputError(f"method 'boo-flow' keeps old components by {{flow_drift}}: {remedy}")
 
     def prior_of(self, *sizes: int, **options: Any) -> Prior:
         """Return a mixture behind a flow."""
@@ -95,16 +86,11 @@ class BooFlow(Boo):
         state = batch["state"]
         if not state:
             return {}
-        prior = _prior(model)
-        v = prior.base_before(model.posterior).sample(batch["place_uniform"], batch["place_normal"]).detach()
-        old: Tensor = self.teacher.answer(model, state, _moved, v)
+        draws = batch["place_uniform"], batch["place_normal"]
+        v = FlowPrior.of(model).before(model.posterior).base.sample(*draws).detach()
+        old = self.teacher.answer(model, state, _moved, v)
         return {"drift": state["weight"] * (_moved(model, v) - old).square().sum(-1).mean()}
 
 
 def _moved(model: VAE, v: Tensor) -> Tensor:
-    return _prior(model).outward(v)
-
-
-def _prior(model: VAE) -> FlowPrior:
-    assert isinstance(model.prior, FlowPrior)
-    return model.prior
+    return FlowPrior.of(model).outward(v)

@@ -10,10 +10,7 @@ Nguyen et al., 2018). Two ways to use them (`coreset_mode`):
 Deviation from the released code, which samples from all old images again for every new task.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -23,11 +20,8 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, Section
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
-from boovae.replicas.teacher import bound_before
+from boovae.model import VAE
+from boovae.replicas import Batch, Draw, Replicas, bound_before
 
 
 @dataclass(frozen=True)
@@ -50,12 +44,6 @@ class Coreset(Method):
     sections = (CoresetSettings,)
     stores_examples = True
     shared_memory = frozenset({"counts"})
-    clashes = MappingProxyType(
-        {
-            "joint": "joint already keeps every image",
-            "multihead": "the network of a new task cannot learn kept images of old tasks",
-        }
-    )
 
     own: CoresetSettings
 
@@ -75,11 +63,9 @@ class Coreset(Method):
         chosen = replicas.generators.order(task.own_images, "coreset", task.index)
         if self.own.coreset_choice == "kcenter":
             chosen = farthest_points(own, chosen[:, 0], count)
-        rows = [own.take_along_dim(chosen[:, :count].unsqueeze(2), dim=1).unsqueeze(1)]
-        counts = [torch.tensor([count], device=replicas.device)]
-        if self.memory:
-            rows.insert(0, self.memory["images"])
-            counts.insert(0, self.memory["counts"])
+        images = own.take_along_dim(chosen[:, :count].unsqueeze(2), dim=1).unsqueeze(1)
+        now = {"images": images, "counts": torch.tensor([count], device=replicas.device)}
+        rows, counts = ([self.memory[name], now[name]] if self.memory else [now[name]] for name in now)
         width = max(row.shape[2] for row in rows)
         padded = [F.pad(row, (0, 0, 0, width - row.shape[2])) for row in rows]  # tasks with fewer images are padded
         self.memory = {"images": torch.cat(padded, dim=1), "counts": torch.cat(counts)}
@@ -137,8 +123,7 @@ class Coreset(Method):
             images = images[batch["kept_order"].argsort(stable=True)[: len(noise)]]
         if "pixels" in batch:  # thresholds of the batch, which has at least as many images
             images = (batch["pixels"][: len(noise)] < images).to(images.dtype)
-        bound = bound_before(model, images, noise)
-        loss = bound.reconstruction + batch["kl_weight"] * bound.kl
+        loss = bound_before(model, images, noise).weighted(batch["kl_weight"])
         # M and 1 / B as tensors: compiled code cannot multiply by a quotient of sizes that vary from task to task.
         return {"kept": batch["state"]["number"] * batch["weight"][0] * loss.mean()}
 

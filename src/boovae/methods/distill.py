@@ -11,8 +11,6 @@ generated dataset. Each term can be switched off. Related work: Lifelong Generat
 for the encoder, Generative Distillation (Masip et al., 2024) for distilling outputs instead of training on samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -21,11 +19,8 @@ from torch import Tensor
 
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.methods.method import Method, TaskImages
-from boovae.model.distributions import DiagonalNormal
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
+from boovae.model import VAE, DiagonalNormal
+from boovae.replicas import Batch, Draw, Replicas, latent_draws
 
 
 @dataclass(frozen=True)
@@ -70,12 +65,9 @@ class Distill(Method):
         state = batch["state"]
         if not state:
             return {}
-        weight = state["weight"]
-        answers: tuple[Tensor, Tensor, Tensor, DiagonalNormal] = self.teacher.answer(
-            model, state, _answers, batch["uniform"], batch["normal"]
-        )
-        z, output, images, posterior = answers
-        terms, side = {}, self.own.distill_divergence
+        weight, terms, side = state["weight"], {}, self.own.distill_divergence
+        draws = batch["uniform"], batch["normal"]
+        z, output, images, posterior = self.teacher.answer(model, state, _answers, *draws)
         if self.own.distill_decoder:
             terms["decoder"] = weight * model.likelihood.divergence(output, model.decode(z), side).mean()
         if self.own.distill_encoder:
@@ -85,7 +77,7 @@ class Distill(Method):
 
 def _answers(teacher: VAE, uniform: Tensor, normal: Tensor) -> tuple[Tensor, Tensor, Tensor, DiagonalNormal]:
     """Return latents (M, L) of the teacher's prior, and its outputs, mean images and encodings of these."""
-    z = teacher.prior.before(teacher.posterior).sample(uniform, normal)
+    z = teacher.sample_before(uniform, normal)
     output = teacher.decode(z)
     images = teacher.likelihood.mean(output)
     return z, output, images, teacher.posterior(images)

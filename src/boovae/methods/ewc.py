@@ -30,8 +30,6 @@ Where it differs from the papers:
 - In a combination the prior is the one left by the method before it: `boo+ewc` uses the finished mixture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -45,10 +43,8 @@ from torch.func import grad, vmap
 from boovae.config import Settings
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas, replica_of
-from boovae.replicas.step import Batch
+from boovae.model import VAE
+from boovae.replicas import Batch, Draw, Replicas, replica_of
 
 #: Maximum number of per-image gradient values in memory, by device, and of images per chunk.
 CHUNK_VALUES, CHUNK_IMAGES = {"cuda": 2**28, "cpu": 2**25}, 64
@@ -104,8 +100,7 @@ class EWC(Method):
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of precision and anchor: those of the parameters."""
-        shared = self.shared(replicas.parameters) if tasks else {}
-        return {f"{kind}.{name}": tuple(shared[name].shape) for kind in ("precision", "anchor") for name in shared}
+        return self.shapes_of(replicas, "precision", "anchor") if tasks else {}
 
 
 def squared_drift(model: VAE, state: dict[str, Tensor], stiffness: str) -> Tensor:
@@ -146,9 +141,8 @@ def squared_gradients(
     """Return Σ_x (∇ −ELBO(x))² of one replica with these tensors, over images (N, D) with noise (N, L)."""
 
     def loss(learned: dict[str, Tensor], x: Tensor, noise: Tensor) -> Tensor:
-        bound = replicas.call({**tensors, **learned}, _bound, x.unsqueeze(0), noise.unsqueeze(0))
-        total: Tensor = (bound.reconstruction + kl_weight * bound.kl).sum()
-        return total
+        bound = replicas.call({**tensors, **learned}, VAE.bound, x.unsqueeze(0), noise.unsqueeze(0))
+        return bound.weighted(kl_weight).sum()
 
     each: Callable[..., dict[str, Tensor]] = vmap(grad(loss), in_dims=(None, 0, 0))
     learned = {name: tensors[name] for name in names}
@@ -158,7 +152,3 @@ def squared_gradients(
         for name, gradients in each(learned, x, z).items():
             totals[name] += gradients.square_().sum(0)
     return totals
-
-
-def _bound(model: VAE, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    return model.bound(x, noise)

@@ -5,13 +5,11 @@ prior is N(0, I) or, with `--prior vamp`, a VampPrior (Tomczak and Welling, 2018
 pseudo-inputs for each task seen, started at random training images.
 """
 
-from __future__ import annotations
-
 import torch
 
 from boovae.methods.method import Method, TaskImages
-from boovae.model.priors import Prior, VampPrior
-from boovae.replicas.stacked import Replicas
+from boovae.model import Prior, VampPrior
+from boovae.replicas import Replicas
 
 
 class Joint(Method):

@@ -16,13 +16,8 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.config.section import Section, hints
 from boovae.errors import InputError
-from boovae.model.nets import Nets
-from boovae.model.priors import Prior
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch, Step
-from boovae.replicas.teacher import Teacher
+from boovae.model import VAE, Nets, Prior
+from boovae.replicas import Batch, Draw, Replicas, Step, Teacher
 
 
 @dataclass(frozen=True)
@@ -133,6 +128,11 @@ class Method:
         """Return the networks' tensors that all tasks share."""
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(("prior.", *self.private))}
 
+    def shapes_of(self, replicas: Replicas, *kinds: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of tensors `kind.name` with the sizes of the shared parameters."""
+        shared = self.shared(replicas.parameters)
+        return {f"{kind}.{name}": tuple(tensor.shape) for kind in kinds for name, tensor in shared.items()}
+
     # --- the model ----------------------------------------------------------------------------------------------
 
     def compare(self, candidates: Mapping[str, Sequence[float]]) -> None:
@@ -187,7 +187,7 @@ class Method:
     @contextmanager
     def perturbed(self, model: VAE, batch: Batch) -> Iterator[None]:
         """Perturb the model of one replica while the ELBO is computed; without draws it must change nothing."""
-        yield
+        yield  # not `nullcontext`, which torch.compile cannot trace in an ExitStack
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return named terms, each a scalar, that are added to the loss of one replica."""

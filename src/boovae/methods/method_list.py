@@ -1,7 +1,5 @@
 """The methods of a run: a single one, or the parts of a combination such as `boo+distill`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -10,9 +8,8 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
-from boovae.model.priors import Prior
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch, Step
+from boovae.model import Prior
+from boovae.replicas import Batch, Replicas, Step
 
 T = TypeVar("T")
 
@@ -80,8 +77,8 @@ class MethodList:
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return the prior of the part that has one, or None for the one the settings name."""
-        priors = {part.name: part.make_prior(pixels, pixel_range) for part in self.parts}
-        brought = {name: prior for name, prior in priors.items() if prior is not None}
+        made = ((part.name, part.make_prior(pixels, pixel_range)) for part in self.parts)
+        brought = {name: prior for name, prior in made if prior is not None}
         if len(brought) > 1:
             raise InputError(f"{{method={self.name}}}: {' and '.join(brought)} each have a prior; use one of them")
         return next(iter(brought.values()), None)
@@ -116,10 +113,8 @@ class MethodList:
             part.end_task(replicas, task)
             shapes = part.memory_shapes(replicas, task.index + 1, task.train.shape[-1])
             if unknown := part.memory.keys() - shapes.keys():
-                raise InputError(
-                    f"method '{part.name}' remembers {', '.join(sorted(unknown))}, which its memory_shapes does not "
-                    "have: its runs could not be continued; add it there"
-                )
+                problem = f"remembers {', '.join(sorted(unknown))}, which its memory_shapes does not have"
+                raise InputError(f"method '{part.name}' {problem}: its runs could not be continued; add it there")
 
     def load_memory(self, memory: dict[str, Tensor], replicas: Replicas, tasks: int, pixels: int) -> None:
         """Load the memory of each part; refuse one that does not fit."""

@@ -1,37 +1,20 @@
 """The common base of methods whose prior is a mixture with a row of components per task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from boovae.boosting.penalties import Penalties, mixture_of
+from boovae.boosting.fit import MixtureSettings
+from boovae.boosting.penalties import Penalties
 from boovae.config import Settings
-from boovae.config.section import AtLeastOne, Section
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
+from boovae.model import VAE
+from boovae.model.priors.boosted import TaskMixture
+from boovae.replicas import Batch, Draw, Replicas
 
 ROW = ("pseudo_inputs", "mean", "log_variance", "log_weights")
-
-
-@dataclass(frozen=True)
-class MixtureSettings(Section):
-    """Settings of all priors that grow with the tasks."""
-
-    boo_elbo: Literal["current", "full"] = "current"
-    """Score images of the task in training by its own components, or by the whole mixture."""
-    boo_masses: Literal["sizes", "equal"] = "sizes"
-    """Share the prior among tasks by their numbers of images, or equally."""
-    boo_until: AtLeastOne = 32
-    """Fit components after epochs 1, 2, 4, … up to this one; then they are fixed."""
 
 
 class MixtureMethod(Method):
@@ -56,10 +39,8 @@ class MixtureMethod(Method):
     def check(self) -> None:
         """Refuse penalties that would pass old components through the network of another task."""
         if self.private and (self.penalties.on or self.reencodes):
-            raise InputError(
-                f"method '{self.name}' cannot preserve or re-encode old components with a network per task; "
-                f"set {{{self.strength_name}=0}} and {{boo_reencode=False}}"
-            )
+            remedy = f"set {{{self.strength_name}=0}} and {{boo_reencode=False}}"
+            raise InputError(f"{self.name} cannot preserve or re-encode components with a network per task: {remedy}")
 
     def open_row(self, replicas: Replicas, task: TaskImages) -> None:
         """Add a row for the task's components to the stored ones, and set the mass of each task."""
@@ -74,7 +55,7 @@ class MixtureMethod(Method):
         log_masses = (sizes / sizes.sum()).log()
         buffers["prior.log_masses"][:, : task.index] = log_masses[:-1]
         buffers["prior.live_log_mass"][:] = log_masses[-1]
-        mixture_of(replicas.model).live = True
+        TaskMixture.of(replicas.model).live = True
         if self.penalties.on and task.index > 0:
             strength, growth = self.strength(self.strength_name, replicas), task.images_before / task.own_images
             self.state = self.penalties.state(replicas, self.memory, strength, growth)
@@ -84,7 +65,7 @@ class MixtureMethod(Method):
     def store_row(self, replicas: Replicas, task: TaskImages, row: dict[str, Tensor]) -> None:
         """Store the task's components: the tensors named in ROW, each (R, K, ...)."""
         buffers = replicas.buffers
-        mixture_of(replicas.model).live = False
+        TaskMixture.of(replicas.model).live = False
         for name in ROW:
             buffers[f"prior.{name}"][:, task.index] = row[name]
         buffers["prior.log_masses"][:, task.index] = buffers["prior.live_log_mass"]
@@ -111,7 +92,8 @@ class MixtureMethod(Method):
         """Return the shapes of the stored components, for each task."""
         if not tasks:
             return {}
-        row, latent_dim = (len(replicas), tasks, self.settings.model.components), self.settings.model.latent_dim
-        images, latents = (*row, pixels), (*row, latent_dim)
+        model = self.settings.model
+        row = len(replicas), tasks, model.components
+        images, latents = (*row, pixels), (*row, model.latent_dim)
         shapes = dict(zip(ROW, (images, latents, latents, row), strict=True))
         return {**shapes, "decoded": images} if self.penalties.stores_outputs else shapes

@@ -15,8 +15,6 @@ Deviations from the released code: components accumulate over tasks, masses foll
 images, the penalties are symmetric and not divided by the latent dimension.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,17 +24,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from boovae.boosting.fit import codes_of, refits
+from boovae.boosting.fit import MixtureSettings, codes_of, refits
 from boovae.boosting.penalties import Penalties, PenaltySettings
 from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
 from boovae.methods.method import TaskImages
-from boovae.methods.mixture import MixtureMethod, MixtureSettings
-from boovae.model.distributions import DiagonalMixture
-from boovae.model.priors import FreeMixture, Prior
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
+from boovae.methods.mixture import MixtureMethod
+from boovae.model import VAE, DiagonalMixture, FreeMixture, Prior
+from boovae.replicas import Draw, Replicas
 
 #: Initial components: standard deviation of the means, and log-variance.
 START_DEVIATION, START_LOG_VARIANCE = 0.5, -2.0
@@ -81,9 +76,10 @@ class MoG(MixtureMethod):
         self.open_row(replicas, task)
         draw = Draw("normal", (self.settings.model.components, self.settings.model.latent_dim))
         noise = replicas.generators.draw(draw, "mog", task.index)
-        replicas.parameters["prior.live_mean"].copy_(START_DEVIATION * noise)
-        replicas.parameters["prior.live_log_variance"].fill_(START_LOG_VARIANCE)
-        replicas.buffers["prior.live_log_weights"].fill_(-math.log(self.settings.model.components))
+        log_weights, mean, log_variance = live(replicas)
+        mean.copy_(START_DEVIATION * noise)
+        log_variance.fill_(START_LOG_VARIANCE)
+        log_weights.fill_(-math.log(self.settings.model.components))
         if self.own.mog_fit == "em":
             self._place(replicas, task)
             self._fit(replicas, task, epoch=0)
@@ -97,25 +93,20 @@ class MoG(MixtureMethod):
         """Store the Gaussians and the images of their means."""
         if self.own.mog_fit == "em":
             self._fit(replicas, task, epoch=-1)
-        mean = replicas.parameters["prior.live_mean"]
+        parts = live(replicas)
         with torch.no_grad():
-            images = replicas.map(VAE.images, mean)
-        row = {
-            "pseudo_inputs": images,
-            "mean": mean,
-            "log_variance": replicas.parameters["prior.live_log_variance"],
-            "log_weights": replicas.buffers["prior.live_log_weights"],
-        }
-        self.store_row(replicas, task, row)
+            images = replicas.map(VAE.images, parts.mean)
+        self.store_row(replicas, task, {"pseudo_inputs": images, **parts._asdict()})
 
     def _place(self, replicas: Replicas, task: TaskImages) -> None:
         """Set the means to random codes of the task."""
         z = self._codes(replicas, task, "place")
         count = self.settings.model.components
         copies = z.repeat(1, -(-count // z.shape[1]), 1)  # a task may have fewer images than components
-        replicas.parameters["prior.live_mean"].copy_(copies[:, :count])
         spread = z.var(1, correction=min(1, z.shape[1] - 1), keepdim=True).clamp(min=LEAST_VARIANCE).log()
-        replicas.parameters["prior.live_log_variance"].copy_(spread.expand(-1, count, -1))
+        _, mean, log_variance = live(replicas)
+        mean.copy_(copies[:, :count])
+        log_variance.copy_(spread.expand(-1, count, -1))
 
     def _codes(self, replicas: Replicas, task: TaskImages, key: int | str) -> Tensor:
         """Return samples of the aggregated posterior, (R, n, L)."""
@@ -123,16 +114,17 @@ class MoG(MixtureMethod):
 
     def _fit(self, replicas: Replicas, task: TaskImages, epoch: int) -> None:
         """Fit weights, means and variances to samples of the aggregated posterior by EM."""
-        z = self._codes(replicas, task, epoch)
-        parameters, buffers = replicas.parameters, replicas.buffers
-        start = DiagonalMixture(
-            buffers["prior.live_log_weights"], parameters["prior.live_mean"], parameters["prior.live_log_variance"]
-        )
+        parts = live(replicas)
         with torch.no_grad():
-            fitted: DiagonalMixture = vmap(gaussian_em)(z, start)
-        buffers["prior.live_log_weights"].copy_(fitted.log_weights)
-        parameters["prior.live_mean"].copy_(fitted.mean)
-        parameters["prior.live_log_variance"].copy_(fitted.log_variance)
+            fitted: DiagonalMixture = vmap(gaussian_em)(self._codes(replicas, task, epoch), parts)
+        for part, found in zip(parts, fitted, strict=True):
+            part.copy_(found)
+
+
+def live(replicas: Replicas) -> DiagonalMixture:
+    """Return the components in training: log-weights (R, K), means and log-variances (R, K, L)."""
+    tensors = replicas.tensors()
+    return DiagonalMixture(*(tensors[f"prior.live_{name}"] for name in DiagonalMixture._fields))
 
 
 def gaussian_em(z: Tensor, mixture: DiagonalMixture) -> DiagonalMixture:

@@ -6,8 +6,6 @@ known; samples alternate between the tasks. The paper compares with it alone and
 regularise only the shared decoder. Deviation: only the frozen heads are kept; they count as memory.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from types import MappingProxyType
 
@@ -15,9 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from boovae.methods.method import Method, TaskImages
-from boovae.model.nets import Nets, initialise
+from boovae.model import Nets
+from boovae.model.nets import initialise
+from boovae.replicas import Replicas
 from boovae.replicas.randomness import seed_for
-from boovae.replicas.stacked import Replicas
+
+#: Why some methods cannot be combined with it.
+NO_COMMON_NETWORK = "there is no common network to distil, each task has its own"
+NO_OLD_IMAGES = "the network of a new task cannot learn images of old tasks"
 
 
 class Multihead(Method):
@@ -27,12 +30,7 @@ class Multihead(Method):
     summary = "a separate encoder and decoder input layer for each task; the task must be known"
     knows_task = True
     private = ("encoder.", "decoder.head.")
-    clashes = MappingProxyType(
-        {
-            "distill": "there is no common network to distil, each task has its own",
-            "replay": "the network of a new task cannot learn images of old tasks",
-        }
-    )
+    clashes = MappingProxyType({"distill": NO_COMMON_NETWORK, "replay": NO_OLD_IMAGES, "coreset": NO_OLD_IMAGES})
 
     def adapt(self, nets: Nets) -> Nets:
         """Put the task's own input layer before the decoder."""

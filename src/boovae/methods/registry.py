@@ -3,8 +3,6 @@
 `BOOVAE_METHODS` names Python files outside the package whose methods all commands and bench workers can use.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os
@@ -34,26 +32,10 @@ from boovae.methods.si import SI
 from boovae.methods.standard import Standard
 from boovae.methods.vcl import VCL
 
-ALL: tuple[type[Method], ...] = (
-    Standard,
-    Joint,
-    Boo,
-    BooFlow,
-    Distill,
-    MoG,
-    Multihead,
-    Coreset,
-    Replay,
-    Scratch,
-    EWC,
-    SI,
-    VCL,
-)
+ALL = (Standard, Joint, Boo, BooFlow, Distill, MoG, Multihead, Coreset, Replay, Scratch, EWC, SI, VCL)
 #: Methods that cannot be combined, and why.
-ALONE = {
-    "joint": "keeps everything, so there is nothing to protect",
-    "scratch": "starts again at every task, so there is nothing to protect",
-}
+ALONE = {"joint": "keeps everything", "scratch": "starts again at every task"}
+Values = Mapping[str, Any]
 METHODS: dict[str, type[Method]] = {method.name: method for method in ALL}
 #: The variable that names files with further methods, separated as in PATH, and the files already run.
 OUTSIDE = "BOOVAE_METHODS"
@@ -72,6 +54,7 @@ def register(method: type[Method]) -> type[Method]:
         if hasattr(method, name):
             raise InputError(f"{method.__name__}.{name} would be replaced; fill the dictionary self.{name}")
     _check_sections(method)
+    _check_search(method)
     METHODS[method.name] = method
     from_outside.append(method.name)
     return method
@@ -90,7 +73,6 @@ def _check_sections(method: type[Method]) -> None:
         for name in taken.keys() & _names([kind]) if kind not in shared else ():
             raise InputError(f"{kind.__name__} has '{name}', {taken[name]}; choose another name")
         kind()  # checks its defaults
-    _check_search(method)
 
 
 def _check_search(method: type[Method]) -> None:
@@ -118,11 +100,8 @@ class _Registry:
     def owners(self) -> Mapping[str, str]:
         """Return the name of a method for each setting that any method reads."""
         import_outside()
-        owners: dict[str, str] = {}
-        for name, known in METHODS.items():
-            for setting in _names(known.sections):
-                owners.setdefault(setting, name)
-        return owners
+        reverse = reversed(METHODS.items())  # of several methods the first one counts
+        return {setting: name for name, known in reverse for setting in _names(known.sections)}
 
     def unchosen(self, method: str) -> Set[str]:
         """Return the settings that keep their defaults with a method, whatever suits the data."""
@@ -138,11 +117,7 @@ REGISTRY = _Registry()
 
 
 def resolve(
-    given: Mapping[str, Any],
-    file: Path | None = None,
-    preset: str | None = None,
-    *,
-    common: Mapping[str, Any] | None = None,
+    given: Values, file: Path | None = None, preset: str | None = None, *, common: Values | None = None
 ) -> Settings:
     """Return the settings from the user's values, a TOML file, a preset, tuned strengths and the defaults.
 
@@ -157,7 +132,7 @@ def resolve(
     return config_resolve.resolve(given, file, preset, parts=REGISTRY, common=common)
 
 
-def from_mapping(values: Mapping[str, Any]) -> Settings:
+def from_mapping(values: Values) -> Settings:
     """Return the settings of a mapping; those of other methods are dropped."""
     return config_resolve.from_mapping(values, parts=REGISTRY)
 
@@ -183,7 +158,8 @@ def make_method(settings: Settings) -> MethodList:
         raise InputError(f"{{method={settings.method}}} names a method twice; name each once")
     for alone, reason in ALONE.items():
         if alone in names and len(names) > 1:
-            raise InputError(f"{{method={settings.method}}}: {alone} {reason}; use it alone")
+            problem = f"{alone} {reason}, so there is nothing to protect"
+            raise InputError(f"{{method={settings.method}}}: {problem}; use it alone")
     known = _names(REGISTRY.sections(settings.method))
     for name, _ in settings.own:
         if name not in known:
@@ -196,10 +172,8 @@ def parts_of(method: str) -> list[type[Method]]:
     import_outside()
     for name in method.split("+"):
         if name not in METHODS:
-            raise InputError(
-                f"{unknown_name('method', name, METHODS).text}\n"
-                f"To use a method from your own file, name the file in {OUTSIDE}."
-            )
+            unknown = unknown_name("method", name, METHODS).text
+            raise InputError(f"{unknown}\nTo use a method from your own file, name the file in {OUTSIDE}.")
     return [METHODS[name] for name in method.split("+")]
 
 
@@ -219,8 +193,6 @@ def import_outside() -> None:
         _run.add(name)  # before it runs: it may make a method itself
         spec.loader.exec_module(module)
         for twice in (known for known in before if METHODS[known] is not before[known]):
-            raise InputError(
-                f"{OUTSIDE} names {name}, which defines the method '{twice}', as another file does; rename one"
-            )
+            raise InputError(f"{OUTSIDE} names {name}, which defines '{twice}', as another file does; rename one")
         if len(from_outside) == count:
             raise InputError(f"{OUTSIDE} names {name}, which registers no method: decorate its class with @register")

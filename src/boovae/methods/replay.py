@@ -11,21 +11,17 @@ the number of tasks, and each image is seen once; if a prior has components per 
 those of the finished tasks. Nothing is stored between tasks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 from boovae.config.section import AtLeastOne, NotNegative, Section
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
-from boovae.replicas.teacher import bound_before
+from boovae.model import VAE
+from boovae.replicas import Batch, Draw, Replicas, bound_before, latent_draws
 
 
 @dataclass(frozen=True)
@@ -46,12 +42,6 @@ class Replay(Method):
     sections = (ReplaySettings,)
     search = MappingProxyType({"replay_weight": (0.1, 0.3, 1.0, 3.0)})
     settled_by = 2
-    clashes = MappingProxyType(
-        {
-            "joint": "joint already keeps every image",
-            "multihead": "the network of a new task cannot learn images of old tasks",
-        }
-    )
 
     own: ReplaySettings
 
@@ -79,21 +69,14 @@ class Replay(Method):
         if not batch["state"]:
             return {}
         bound = bound_before(model, self.generated(model, batch), batch["replay_noise"])
-        loss = bound.reconstruction + self.settings.training.kl_weight * bound.kl
-        return {"replay": batch["state"]["weight"] * loss.mean()}
+        return {"replay": batch["state"]["weight"] * bound.weighted(self.settings.training.kl_weight).mean()}
 
     def generated(self, model: VAE, batch: Batch) -> Tensor:
         """Return the teacher's images (n, D): grey means, or pixels of 0 and 1 if the data are binary."""
-        images: Tensor = self.teacher.answer(
-            model, batch["state"], _sampled, batch["replay_uniform"], batch["replay_normal"]
-        )
+        draws = batch["replay_uniform"], batch["replay_normal"]
+        images: Tensor = self.teacher.answer(model, batch["state"], lambda old: old.images(old.sample_before(*draws)))
         if "replay_pixels" in batch:
-            drawn: Tensor = batch["replay_pixels"] < images
-            return drawn.to(images.dtype)
+            return torch.lt(batch["replay_pixels"], images).to(images.dtype)
         if "pixels" in batch:
             raise InputError("replay: the images are binarised but {binarize} is none; set it to dynamic")
         return images
-
-
-def _sampled(teacher: VAE, uniform: Tensor, normal: Tensor) -> Tensor:
-    return teacher.images(teacher.prior.before(teacher.posterior).sample(uniform, normal))

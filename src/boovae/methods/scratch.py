@@ -6,8 +6,6 @@ The cost of a task grows with the number of tasks before it, and every generatio
 stored between tasks but the model. The prior is that of `joint`: N(0, I), or a VampPrior that grows with the tasks.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -15,9 +13,8 @@ from torch import Tensor
 
 from boovae.methods.joint import Joint
 from boovae.methods.method import Method, TaskImages
+from boovae.replicas import Draw, Replicas, latent_draws
 from boovae.replicas.prior_samples import drawn_images
-from boovae.replicas.randomness import Draw, latent_draws
-from boovae.replicas.stacked import Replicas
 
 
 class Scratch(Joint):

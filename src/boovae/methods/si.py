@@ -32,8 +32,6 @@ Where it differs from the paper:
 - Only parameters shared by all tasks are penalised: not the prior's, not the heads of single tasks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -43,9 +41,8 @@ from torch import Tensor
 from boovae.config.section import NotNegative, Positive, Section
 from boovae.methods.ewc import squared_drift
 from boovae.methods.method import Method, TaskImages
-from boovae.model.vae import VAE
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch, Step
+from boovae.model import VAE
+from boovae.replicas import Batch, Replicas, Step
 
 
 @dataclass(frozen=True)
@@ -106,5 +103,4 @@ class SI(Method):
 
     def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the importances: those of the parameters."""
-        shared = self.shared(replicas.parameters) if tasks else {}
-        return {f"importance.{name}": tuple(tensor.shape) for name, tensor in shared.items()}
+        return self.shapes_of(replicas, "importance") if tasks else {}

@@ -4,8 +4,6 @@ The lower bound of every comparison: the network is trained on one task after an
 (Kingma and Welling, 2014) and forgets the earlier ones.
 """
 
-from __future__ import annotations
-
 from boovae.methods.method import Method
 
 

@@ -10,8 +10,6 @@ the layers are sampled, not weights (local reparameterisation). Only the ELBO in
 means. The network holds the previous posterior when a task begins, so nothing else is stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,13 +22,9 @@ from boovae.config import Settings
 from boovae.config.section import NotNegative, Section
 from boovae.errors import InputError
 from boovae.methods.method import Method, TaskImages
+from boovae.model import VAE, DiagonalNormal, Nets
 from boovae.model.bayesian import gaussians, make_bayesian, noisy, recorded_shapes
-from boovae.model.distributions import DiagonalNormal
-from boovae.model.nets import Nets
-from boovae.model.vae import VAE
-from boovae.replicas.randomness import Draw
-from boovae.replicas.stacked import Replicas
-from boovae.replicas.step import Batch
+from boovae.replicas import Batch, Draw, Replicas
 
 
 @dataclass(frozen=True)
@@ -54,10 +48,7 @@ class VCL(Method):
     )
     unchosen = frozenset({"bound_samples"})
     clashes = MappingProxyType(
-        {
-            "ewc": "both keep the weights near their old values, vcl by their variances",
-            "si": "both keep the weights near their old values, vcl by their variances",
-        }
+        dict.fromkeys(("ewc", "si"), "both keep the weights near their old values, vcl by their variances")
     )
 
     own: VCLSettings
@@ -81,12 +72,11 @@ class VCL(Method):
         image, latent = (torch.zeros(1, size, device=replicas.device) for size in sizes)
         with recorded_shapes(model) as self._shapes:
             model.posterior(image), model.decode(latent)
-        now: dict[str, DiagonalNormal] = replicas.map(gaussians)
+        now = replicas.map(gaussians)
         begin = torch.clone if self.tasks_seen > 1 else torch.zeros_like
-        self.state = {
-            f"{name}.{part}": begin(tensor) for name, normal in now.items() for part, tensor in normal._asdict().items()
-        }
-        self.state["weight"] = self.strength("vcl_weight", replicas) / task.own_images
+        self.state = {"weight": self.strength("vcl_weight", replicas) / task.own_images}
+        for name, normal in now.items():
+            self.state |= {f"{name}.{part}": begin(tensor) for part, tensor in normal._asdict().items()}
 
     def _spread(self, replicas: Replicas) -> None:
         """Set each replica's own initial variances, if several are compared."""

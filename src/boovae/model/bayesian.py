@@ -8,8 +8,6 @@ the outputs of independent Gaussian weights are Gaussian,
     mean = layer(x; mean weights),   variance = layer(x²; variances),   output = mean + √variance . noise.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -101,10 +99,9 @@ class BayesianConvTranspose2d(Bayesian, nn.ConvTranspose2d):  # type: ignore[mis
         )
 
 
-_KINDS: dict[type[nn.Module], type[Bayesian]] = {
-    nn.Linear: BayesianLinear,
-    nn.Conv2d: BayesianConv2d,
-    nn.ConvTranspose2d: BayesianConvTranspose2d,
+#: The layers, by the ordinary layer that each extends.
+_KINDS: dict[type, type[Bayesian]] = {
+    kind.__bases__[1]: kind for kind in (BayesianLinear, BayesianConv2d, BayesianConvTranspose2d)
 }
 
 

@@ -1,7 +1,5 @@
 """The interface of likelihoods."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from torch import Tensor

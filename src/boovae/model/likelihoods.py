@@ -4,8 +4,6 @@ Bernoulli on grey values; normal, logistic and Laplace (l1) densities of constan
 width the decoder predicts.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
@@ -185,11 +183,7 @@ WIDTHS: dict[Noise, tuple[str, ...]] = {
 
 
 def make_likelihood(
-    name: str,
-    pixel_range: tuple[float, float] = (0.0, 1.0),
-    *,
-    shape: tuple[int, ...] = (),
-    noise: Noise = "fixed",
+    name: str, pixel_range: tuple[float, float] = (0.0, 1.0), *, shape: tuple[int, ...] = (), noise: Noise = "fixed"
 ) -> Likelihood:
     """Return the likelihood called `name` for pixels in `pixel_range`, quantised in 256 steps.
 
@@ -198,19 +192,18 @@ def make_likelihood(
     """
     if name not in LIKELIHOODS:
         raise unknown_name("likelihood", name, LIKELIHOODS)
+    kind, (low, high) = LIKELIHOODS[name], pixel_range
     if name not in WIDTHS[noise]:
         raise InputError(
             f"{{noise={noise}}} is for {{likelihood}} {' or '.join(WIDTHS[noise])}, not for {name}; leave it out"
         )
-    low, high = pixel_range
+    if kind.logits and (low, high) != (0.0, 1.0):
+        raise InputError(f"{{likelihood}} {name} needs pixels in [0, 1], these are in [{low:g}, {high:g}]; use normal")
     colours = 3 if len(shape) == 3 and shape[0] == 3 else 1
     if noise != "fixed":
-        return LearnedNormal() if name == "normal" else DiscretisedLogistic(pixel_range, colours=colours)
-    if LIKELIHOODS[name] is Logistic:
+        return LearnedNormal() if kind is Normal else DiscretisedLogistic(pixel_range, colours=colours)
+    if kind is Logistic:
         return Logistic(bin_width=(high - low) / 255)
-    if LIKELIHOODS[name] is LogisticMixture:
+    if kind is LogisticMixture:
         return LogisticMixture(pixel_range, colours=colours)
-    likelihood = LIKELIHOODS[name]()
-    if likelihood.logits and (low, high) != (0.0, 1.0):
-        raise InputError(f"{{likelihood}} {name} needs pixels in [0, 1], these are in [{low:g}, {high:g}]; use normal")
-    return likelihood
+    return kind()

@@ -1,7 +1,5 @@
 """A mixture of discretised logistic distributions for 8-bit pictures (Salimans et al., 2017)."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

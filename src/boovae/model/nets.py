@@ -6,10 +6,9 @@ datasets. `gated:WIDTH` has gated layers (Dauphin et al., 2017), as in the liter
 blocks and takes pictures of any size from 8 x 8 pixels (`residual.py`).
 """
 
-from __future__ import annotations
-
 import math
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,9 @@ from boovae.errors import InputError
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.normalisation import NORMALISATIONS, Normalisation
 from boovae.model.residual import ResidualBlock, ResidualDecoder, ResidualEncoder, ResidualPlan
+
+#: The lowest and the highest pixel.
+Bounds = tuple[float, float]
 
 
 class Nets(NamedTuple):
@@ -32,49 +34,22 @@ class Nets(NamedTuple):
 class Encoder(nn.Module):
     """A body that computes features, then a head for the mean and the clamped log-variance of q(z | x)."""
 
-    def __init__(
-        self, body: nn.Module, features: int, latent_dim: int, log_variance_range: tuple[float, float]
-    ) -> None:
+    def __init__(self, body: nn.Module, features: int, latent_dim: int, limits: tuple[float, float]) -> None:
         super().__init__()
         self.body = body
         self.head = nn.Linear(features, 2 * latent_dim)  # mean and log-variance in one product
-        self.log_variance_range = log_variance_range
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the features of images (..., D)."""
-        output: Tensor = self.body(x)
-        return output
+        self.limits = limits
 
     def forward(self, x: Tensor) -> DiagonalNormal:
         """Map images (..., D) to q(z | x) with parameters (..., L)."""
-        mean, log_variance = self.head(self.features(x)).chunk(2, dim=-1)
-        return DiagonalNormal(mean, log_variance.clamp(*self.log_variance_range))
+        mean, log_variance = self.head(self.body(x)).chunk(2, dim=-1)
+        return DiagonalNormal(mean, log_variance.clamp(*self.limits))
 
 
-class MLPEncoder(Encoder):
-    """Two hidden layers with LeakyReLU."""
-
-    def __init__(self, pixels: int, width: int, latent_dim: int, log_variance_range: tuple[float, float]) -> None:
-        body = nn.Sequential(nn.Linear(pixels, width), nn.LeakyReLU(), nn.Linear(width, width), nn.LeakyReLU())
-        super().__init__(body, width, latent_dim, log_variance_range)
-
-
-class MLPDecoder(nn.Sequential):
-    """Two hidden layers with LeakyReLU; returns the parameters of the likelihood."""
-
-    def __init__(self, outputs: int, width: int, latent_dim: int) -> None:
-        super().__init__(
-            nn.Linear(latent_dim, width),
-            nn.LeakyReLU(),
-            nn.Linear(width, width),
-            nn.LeakyReLU(),
-            nn.Linear(width, outputs),
-        )
-
-
-def gated_layers(inputs: int, width: int) -> nn.Sequential:
-    """Return two layers whose units are multiplied by gates: h = (W x + b) σ(V x + c)."""
-    return nn.Sequential(nn.Linear(inputs, 2 * width), nn.GLU(), nn.Linear(width, 2 * width), nn.GLU())
+def hidden_layers(inputs: int, width: int, *, gated: bool) -> tuple[nn.Module, ...]:
+    """Return two layers with LeakyReLU, or `gated` ones: h = (W x + b) σ(V x + c)."""
+    outputs, activation = (2 * width, nn.GLU) if gated else (width, nn.LeakyReLU)
+    return nn.Linear(inputs, outputs), activation(), nn.Linear(width, outputs), activation()
 
 
 class Picture(NamedTuple):
@@ -92,26 +67,34 @@ class Picture(NamedTuple):
         return self.base << self.halvings, self.height >> self.halvings, self.width >> self.halvings
 
 
-class ConvEncoder(Encoder):
-    """Convolutions 5x5 of stride 2, each with normalisation and ReLU, until about one pixel is left."""
+class Convolutions(nn.Sequential):
+    """Layers that take rows of numbers (..., D) as feature maps of this shape, and return rows."""
 
-    def __init__(
-        self, picture: Picture, latent_dim: int, log_variance_range: tuple[float, float], normalisation: Normalisation
-    ) -> None:
-        layers: list[nn.Module] = []
-        inputs, height, width = picture.channels, picture.height, picture.width
-        for stage in range(picture.halvings + 1):
-            outputs = picture.base << stage
-            layers += [nn.Conv2d(inputs, outputs, 5, stride=2, padding=1), NORMALISATIONS[normalisation](outputs)]
-            layers.append(nn.ReLU())
-            inputs, height, width = outputs, (height - 1) // 2, (width - 1) // 2
-        super().__init__(nn.Sequential(*layers), inputs * height * width, latent_dim, log_variance_range)
-        self.shape = (picture.channels, picture.height, picture.width)
+    def __init__(self, shape: tuple[int, int, int], layers: Iterable[nn.Module]) -> None:
+        super().__init__(*layers)
+        self.shape = shape
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the features of images (..., D)."""
-        pictures: Tensor = self.body(x.reshape(-1, *self.shape))
-        return pictures.reshape(*x.shape[:-1], -1)
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layers."""
+        maps = x.reshape(-1, *self.shape)
+        for layer in self:
+            maps = layer(maps)
+        return maps.reshape(*x.shape[:-1], -1)
+
+
+def conv_body(picture: Picture, normalisation: Normalisation) -> tuple[nn.Module, int]:
+    """Return convolutions 5x5 of stride 2, each with normalisation and ReLU, and their number of features.
+
+    They halve the sides until about one pixel is left.
+    """
+    layers: list[nn.Module] = []
+    inputs, height, width = picture[:3]
+    for stage in range(picture.halvings + 1):
+        outputs = picture.base << stage
+        layers.append(nn.Conv2d(inputs, outputs, 5, stride=2, padding=1))
+        layers += [NORMALISATIONS[normalisation](outputs), nn.ReLU()]
+        inputs, height, width = outputs, (height - 1) // 2, (width - 1) // 2
+    return Convolutions(picture[:3], layers), inputs * height * width
 
 
 class ConvDecoder(nn.Module):
@@ -122,31 +105,25 @@ class ConvDecoder(nn.Module):
     """
 
     def __init__(
-        self,
-        picture: Picture,
-        latent_dim: int,
-        bounds: tuple[float, float] | None,
-        normalisation: Normalisation,
-        parameters: int = 1,
+        self, picture: Picture, latent_dim: int, bounds: Bounds | None, normalisation: Normalisation, parameters: int
     ) -> None:
         super().__init__()
-        self.smallest = picture.smallest
         self.bounds = bounds
         #: Number of values in the widest layer for one image, which determines the memory of a pass.
         self.widest = picture.base * picture.height * picture.width
-        self.foot = nn.Linear(latent_dim, math.prod(self.smallest))
+        self.foot = nn.Linear(latent_dim, math.prod(picture.smallest))
         layers: list[nn.Module] = []
-        channels = self.smallest[0]
+        channels = picture.smallest[0]
         for _ in range(picture.halvings):
             double = nn.ConvTranspose2d(channels, channels // 2, 5, stride=2, padding=2, output_padding=1)
             layers += [double, NORMALISATIONS[normalisation](channels // 2), nn.ReLU()]
             channels //= 2
-        self.body = nn.Sequential(*layers, nn.Conv2d(channels, parameters * picture.channels, 1))
+        layers.append(nn.Conv2d(channels, parameters * picture.channels, 1))
+        self.body = Convolutions(picture.smallest, layers)
 
     def forward(self, z: Tensor) -> Tensor:
         """Map latents (..., L) to pixels (..., D)."""
-        start = torch.relu(self.foot(z)).reshape(-1, *self.smallest)
-        output: Tensor = self.body(start).reshape(*z.shape[:-1], -1)
+        output: Tensor = self.body(torch.relu(self.foot(z)))
         if self.bounds is None:
             return output
         low, high = self.bounds
@@ -192,18 +169,18 @@ def make_nets(
     name: str,
     shape: tuple[int, ...],
     latent_dim: int,
-    log_variance_range: tuple[float, float],
+    limits: tuple[float, float],
     *,
     parameters: int = 1,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds | None = None,
     normalisation: Normalisation = "group",
     shared_noise: bool = False,
 ) -> Nets:
     """Return encoder and decoder called `name` for images of `shape`.
 
-    The decoder returns `parameters` blocks of outputs, each of the size of an image. `bounds` limit the outputs of a
-    convolutional decoder; `normalisation` is used by convolutional networks. With `shared_noise` the last block is a
-    width that all images share.
+    `limits` are those of the posterior's log-variance. The decoder returns `parameters` blocks of outputs, each of the
+    size of an image. `bounds` limit the outputs of a convolutional decoder; `normalisation` is used by convolutional
+    networks. With `shared_noise` the last block is a width that all images share.
     """
     match = re.fullmatch(r"(mlp|gated|conv|res):([1-9]\d{0,4})", name)
     if match is None:
@@ -211,24 +188,22 @@ def make_nets(
             f"unknown net '{name}' ({{net}}): use mlp:WIDTH or gated:WIDTH, for example mlp:300, or for pictures "
             "conv:CHANNELS or res:CHANNELS, for example res:32"
         )
-    kind, size, pixels = match.group(1), int(match.group(2)), math.prod(shape)
+    kind, size, pixels = match[1], int(match[2]), math.prod(shape)
     parameters -= shared_noise
-    encoder: nn.Module
     decoder: nn.Module
-    if kind == "mlp":
-        encoder = MLPEncoder(pixels, size, latent_dim, log_variance_range)
-        decoder = MLPDecoder(parameters * pixels, size, latent_dim)
-    elif kind == "gated":
-        encoder = Encoder(gated_layers(pixels, size), size, latent_dim, log_variance_range)
-        decoder = nn.Sequential(*gated_layers(latent_dim, size), nn.Linear(size, parameters * pixels))
+    if kind in ("mlp", "gated"):
+        body = nn.Sequential(*hidden_layers(pixels, size, gated=kind == "gated"))
+        encoder = Encoder(body, size, latent_dim, limits)
+        layers = hidden_layers(latent_dim, size, gated=kind == "gated")
+        decoder = nn.Sequential(*layers, nn.Linear(size, parameters * pixels))
     elif kind == "res":
         plan = ResidualPlan.of(check_picture(name, shape), size)
-        body = ResidualEncoder(plan)
-        encoder = Encoder(body, body.features, latent_dim, log_variance_range)
+        residual = ResidualEncoder(plan)
+        encoder = Encoder(residual, residual.features, latent_dim, limits)
         decoder = ResidualDecoder(plan, latent_dim, parameters)
     else:
         picture = _picture(name, shape, size)
-        encoder = ConvEncoder(picture, latent_dim, log_variance_range, normalisation)
+        encoder = Encoder(*conv_body(picture, normalisation), latent_dim, limits)
         decoder = ConvDecoder(picture, latent_dim, bounds if parameters == 1 else None, normalisation, parameters)
     if shared_noise:
         decoder = SharedNoise(decoder, shape[0] if len(shape) == 3 else 1)

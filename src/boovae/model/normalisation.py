@@ -13,8 +13,6 @@ lowered by letting the weights grow or shrink forever; the stored statistics wou
 would be lost once they catch up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal

@@ -6,9 +6,8 @@ up) until the longer side has at most four positions, and double the channels, a
 with the size of a picture. The decoder mirrors the encoder and cuts off what rounding added.
 """
 
-from __future__ import annotations
-
 import math
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 import torch
@@ -51,10 +50,8 @@ class ResidualPlan(NamedTuple):
         """
         _, height, width = picture
         if min(height, width) < LEAST_SIDE:
-            raise InputError(
-                f"net 'res:{channels}' ({{net}}) needs pictures of at least {LEAST_SIDE} x {LEAST_SIDE} pixels, these "
-                f"have {height} x {width}; use mlp:WIDTH"
-            )
+            wanted = f"pictures of at least {LEAST_SIDE} x {LEAST_SIDE} pixels, these have {height} x {width}"
+            raise InputError(f"net 'res:{channels}' ({{net}}) needs {wanted}; use mlp:WIDTH")
         stride = 1
         while max(height, width) > LARGEST * stride:
             stride *= 2
@@ -71,19 +68,17 @@ class ResidualPlan(NamedTuple):
         return (2 * self.stride, self.stride // 2) if self.stride > 1 else (3, 1)
 
 
+def _activated(channels: int) -> tuple[nn.Module, nn.Module]:
+    return group_norm(channels), nn.SiLU()
+
+
 class ResidualBlock(nn.Module):
     """x + conv(act(norm(conv(act(norm(x))))))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            group_norm(channels),
-            nn.SiLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
-            group_norm(channels),
-            nn.SiLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
-        )
+        first, last = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.body = nn.Sequential(*_activated(channels), first, *_activated(channels), last)
 
     def start_as_identity(self) -> None:
         """Set the last convolution to zero, so that a deep network starts as a shallow one."""
@@ -97,10 +92,6 @@ class ResidualBlock(nn.Module):
         return output
 
 
-def _finish(channels: int) -> nn.Sequential:
-    return nn.Sequential(group_norm(channels), nn.SiLU())
-
-
 class ResidualEncoder(nn.Module):
     """Maps images (..., D) to features (..., `features`)."""
 
@@ -108,14 +99,13 @@ class ResidualEncoder(nn.Module):
         super().__init__()
         self.picture, self.stride = plan.picture, plan.stride
         kernel, padding = plan.window
-        first = plan.grids[0]
+        first, *_, smallest = *plan.grids, plan.grids[-1]
         layers: list[nn.Module] = [nn.Conv2d(plan.picture[0], first.channels, kernel, plan.stride, padding)]
         layers.append(ResidualBlock(first.channels))
-        for larger, grid in zip(plan.grids, plan.grids[1:], strict=False):
+        for larger, grid in pairwise(plan.grids):
             layers.append(nn.Conv2d(larger.channels, grid.channels, 3, stride=2, padding=1))
             layers.append(ResidualBlock(grid.channels))
-        smallest = plan.grids[-1]
-        self.body = nn.Sequential(*layers, _finish(smallest.channels))
+        self.body = nn.Sequential(*layers, nn.Sequential(*_activated(smallest.channels)))
         self.features = math.prod(smallest)
         # Pad to whole strides, so that the last rows and columns are seen too.
         self._pad = tuple(-side % plan.stride for side in plan.picture[1:])
@@ -142,10 +132,9 @@ class ResidualDecoder(nn.Module):
         self.widest = max(parameters * math.prod(plan.picture), 6 * math.prod(first))
         self.blocks = nn.ModuleList(ResidualBlock(grid.channels) for grid in reversed(plan.grids))
         self.wider = nn.ModuleList(
-            nn.Conv2d(grid.channels, larger.channels, 3, padding=1)
-            for grid, larger in zip(reversed(plan.grids), reversed(plan.grids[:-1]), strict=False)
+            nn.Conv2d(grid.channels, larger.channels, 3, padding=1) for grid, larger in pairwise(reversed(plan.grids))
         )
-        self.finish = _finish(first.channels)
+        self.finish = nn.Sequential(*_activated(first.channels))
         self.pixels = nn.ConvTranspose2d(first.channels, parameters * colours, kernel, plan.stride, padding)
 
     def forward(self, z: Tensor) -> Tensor:

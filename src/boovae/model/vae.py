@@ -1,7 +1,5 @@
 """The variational autoencoder of ONE replica: an ordinary module, independent of tasks and replicas."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -19,7 +17,7 @@ class Bound(NamedTuple):
     reconstruction: Tensor
     kl: Tensor
 
-    def weighted(self, kl_weight: Tensor) -> Tensor:
+    def weighted(self, kl_weight: Tensor | float) -> Tensor:
         """Return reconstruction + kl_weight . kl."""
         return self.reconstruction + kl_weight * self.kl
 
@@ -35,11 +33,8 @@ class VAE(nn.Module):
         self, encoder: nn.Module, decoder: nn.Module, likelihood: Likelihood, prior: Prior, latent_dim: int
     ) -> None:
         super().__init__()
-        self.latent_dim = latent_dim
-        self.encoder = encoder
-        self.decoder = decoder
-        self.likelihood = likelihood
-        self.prior = prior
+        self.encoder, self.decoder, self.prior = encoder, decoder, prior
+        self.likelihood, self.latent_dim = likelihood, latent_dim
 
     def posterior(self, x: Tensor) -> DiagonalNormal:
         """Return q(z | x) for images (B, D): parameters (B, L)."""
@@ -93,6 +88,10 @@ class VAE(nn.Module):
     def bound_at(self, x: Tensor, posterior: DiagonalNormal, z: Tensor, density: Density) -> Bound:
         """Return the negative ELBO of images at latents z of their posterior, under a density of the prior."""
         return Bound(-self.likelihood.log_prob(self.decode(z), x), kl(posterior, z, density))
+
+    def sample_before(self, uniform: Tensor, normal: Tensor) -> Tensor:
+        """Return latents from the prior of the tasks before the current one; see `Density.sample`."""
+        return self.prior.before(self.posterior).sample(uniform, normal)
 
     def images(self, z: Tensor) -> Tensor:
         """Return the mean images (..., D) of latents (..., L)."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+Several = Sequence[Tensor]
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
@@ -33,12 +34,7 @@ class Moments(NamedTuple):
 
 
 def adam_step(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    first: Sequence[Tensor],
-    second: Sequence[Tensor],
-    rate: Tensor,
-    steps: Tensor,
+    parameters: Several, gradients: Several, first: Several, second: Several, rate: Tensor, steps: Tensor
 ) -> None:
     """Take one step of Adam (Kingma and Ba, 2015) in place.
 

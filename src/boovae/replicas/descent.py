@@ -1,7 +1,5 @@
 """Adam on a few tensors of all replicas at once, without touching the networks."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +13,9 @@ from boovae.replicas.adam import adam_step
 from boovae.replicas.engine import capture
 from boovae.replicas.stacked import replica_of, side_by_side
 
+#: The loss of one replica: of the learned tensors, further arguments, and the noise of a step.
+Loss = Callable[[list[Tensor], Any, Tensor], Tensor]
+
 
 class Descent:
     """Minimises a loss of a few tensors, for all replicas at once.
@@ -24,13 +25,7 @@ class Descent:
     recorded as a CUDA graph and replayed; calls with the same shapes share it.
     """
 
-    def __init__(
-        self,
-        loss: Callable[[list[Tensor], Any, Tensor], Tensor],
-        box: tuple[float, float] | None,
-        *,
-        stacked: bool = True,
-    ) -> None:
+    def __init__(self, loss: Loss, box: tuple[float, float] | None, *, stacked: bool = True) -> None:
         self.loss, self.box, self.stacked = loss, box, stacked
         self._graph: torch.cuda.CUDAGraph | None = None
         self._state: list[Tensor] = []
@@ -51,10 +46,7 @@ class Descent:
         leaves, self._structure = pytree.tree_flatten(arguments)
         self._load(fresh + leaves, learned=len(start))
         for _ in range(steps):
-            if self._graph is not None:
-                self._graph.replay()
-            else:
-                self._step()
+            (self._graph.replay if self._graph else self._step)()
         return [tensor.clone() for tensor in self._state[: len(start)]]
 
     def _load(self, fresh: list[Tensor], learned: int) -> None:

@@ -4,8 +4,6 @@ The same code runs on every device. On a GPU one step is recorded as a CUDA grap
 the images and the noise of its step through a counter on the device, so the host only launches.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import math
@@ -133,11 +131,10 @@ class Engine:
 
     def _with_resting(self, active: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return the terms of all replicas, (R,) each, from those of the active ones."""
+        resting = dict.fromkeys(active[0], self._resting)
         rows = dict(zip(self._active, active, strict=True))
-        return {
-            name: torch.stack([rows[r][name] if r in rows else self._resting for r in range(len(self.replicas))])
-            for name in active[0]
-        }
+        everybody = [rows.get(r, resting) for r in range(len(self.replicas))]
+        return {name: torch.stack([row[name] for row in everybody]) for name in resting}
 
     def _batch(self, x: Tensor, weight: Tensor, noise: dict[str, Tensor]) -> Batch:
         return {"x": x, "weight": weight, "kl_weight": self.kl_weight, "state": self.state, **noise}
@@ -236,9 +233,7 @@ def validation_chunk(images: int) -> int:
 
 def _gather(images: Tensor, order: Tensor) -> Tensor:
     """Return the images (R, B, D) that `order` (R, B) names; images are (N, D) or (R, N, D)."""
-    replicas, batch = order.shape
     if images.dim() == 3:
-        first = torch.arange(replicas, device=order.device).unsqueeze(1) * images.shape[1]
-        order = order + first
+        order = order + torch.arange(len(order), device=order.device).unsqueeze(1) * images.shape[1]
         images = images.flatten(0, 1)
-    return images.index_select(0, order.reshape(-1)).view(replicas, batch, images.shape[-1])
+    return images.index_select(0, order.reshape(-1)).view(*order.shape, images.shape[-1])

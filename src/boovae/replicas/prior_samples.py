@@ -1,7 +1,5 @@
 """Images from the priors of many replicas."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

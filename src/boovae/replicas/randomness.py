@@ -4,8 +4,6 @@ Every draw starts from a seed made of (replica seed, task, epoch, block, purpose
 block, replicas never share a stream, and the first tasks of a long run equal those of a short one.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple

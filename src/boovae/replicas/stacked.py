@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from boovae.replicas.randomness import Generators, seed_for
 
 #: On a CPU, networks up to this many parameters are stacked; larger ones use all cores by themselves.
 STACK_LIMIT = 150_000
+
+Result = TypeVar("Result")
+Tensors = dict[str, Tensor]
 
 
 class _Call(nn.Module):
@@ -38,6 +41,9 @@ class _Call(nn.Module):
 
 class Replicas:
     """R replicas of a VAE: `parameters` and `buffers`, {name: (R, ...)}."""
+
+    parameters: Tensors
+    buffers: Tensors
 
     def __init__(self, build: Callable[[], VAE], seeds: Sequence[int], device: torch.device) -> None:
         self.seeds = tuple(seeds)
@@ -65,7 +71,7 @@ class Replicas:
         with torch.random.fork_rng(devices=[]):
             self.model = self.build().requires_grad_(False).to(self.device)
         fresh = {name: torch.stack([buffer] * len(self)).contiguous() for name, buffer in self.model.named_buffers()}
-        self.buffers = fresh | {name: old for name, old in self.buffers.items() if not name.startswith("prior.")}
+        self.buffers = fresh | self.network_buffers
         self._call = _Call(self.model)
 
     def replaced(self, tensors: dict[str, Tensor]) -> Replicas:
@@ -77,10 +83,9 @@ class Replicas:
 
     def only(self, replica: int) -> Replicas:
         """Return one replica alone; nothing is copied."""
-        other, part = copy.copy(self), slice(replica, replica + 1)
+        part = slice(replica, replica + 1)
+        other = self.replaced({name: tensor[part] for name, tensor in self.tensors().items()})
         other.seeds = self.seeds[part]
-        other.parameters = {name: tensor[part] for name, tensor in self.parameters.items()}
-        other.buffers = {name: tensor[part] for name, tensor in self.buffers.items()}
         return other
 
     def __len__(self) -> int:
@@ -104,33 +109,37 @@ class Replicas:
         """The number of parameters of one replica."""
         return sum(tensor[0].numel() for tensor in self.parameters.values())
 
+    @property
+    def network_buffers(self) -> dict[str, Tensor]:
+        """The buffers without the prior's."""
+        return {name: buffer for name, buffer in self.buffers.items() if not name.startswith("prior.")}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return parameters and buffers of all replicas by name, each with a leading axis R."""
         return {**self.parameters, **self.buffers}
 
-    def call(self, tensors: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, tensors: dict[str, Tensor], function: Callable[..., Result], *arguments: Any) -> Result:
         """Return `function(model, *arguments)` for the one model that has these parameters and buffers."""
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        return functional_call(self._call, named, (function, *arguments), tie_weights=False)  # there are none to tie
+        result: Result = functional_call(self._call, named, (function, *arguments), tie_weights=False)  # none to tie
+        return result
 
-    def map(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def map(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return `function(model, *arguments)` of every replica, stacked: tensors in and out have a leading axis R."""
         tensors = self.tensors()
         for tensor in pytree.tree_leaves(arguments):
             if isinstance(tensor, Tensor) and tensor.shape[:1] != (len(self),):
-                raise InputError(
-                    f"a tensor of shape {tuple(tensor.shape)} for {len(self)} replicas; it must begin with their "
-                    "number: expand a tensor that is the same for all"
-                )
+                wanted = "it must begin with their number: expand a tensor that is the same for all"
+                raise InputError(f"a tensor of shape {tuple(tensor.shape)} for {len(self)} replicas; {wanted}")
 
-        def of_one(tensors: dict[str, Tensor], *arguments: Any) -> Any:
+        def of_one(tensors: dict[str, Tensor], *arguments: Any) -> Result:
             return self.call(tensors, function, *arguments)
 
-        if self.stacked:
-            return vmap(of_one)(tensors, *arguments)
         everything = (tensors, *arguments)
+        if self.stacked:
+            return vmap(of_one)(*everything)
         results = [of_one(*replica_of(everything, r)) for r in range(len(self))]
-        return pytree.tree_map(lambda *parts: torch.stack(parts), *results)
+        return cast(Result, pytree.tree_map(lambda *parts: torch.stack(parts), *results))
 
 
 def side_by_side(device: torch.device, functions: Sequence[Callable[[], Any]]) -> list[Any]:

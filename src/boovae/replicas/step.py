@@ -1,7 +1,5 @@
 """One gradient step of all replicas: loss, gradients, Adam, batch statistics and the methods' tracking."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +9,7 @@ from torch.func import grad, vmap
 
 from boovae.model.normalisation import follow, learning
 from boovae.replicas.adam import adam_step
-from boovae.replicas.stacked import Replicas
+from boovae.replicas.stacked import Replicas, Tensors
 
 Batch = dict[str, Any]
 
@@ -82,8 +80,8 @@ class GradientStep:
         return terms
 
     def _gradients(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch, *, stacked: bool
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        self, parameters: Tensors, buffers: Tensors, batch: Batch, stacked: bool
+    ) -> tuple[Tensors, Tensors, Tensors]:
         """Return gradients, loss terms and batch statistics of all stacked replicas, or of one."""
         if self.functional:
             gradient_of = grad(self._loss, has_aux=True)
@@ -97,14 +95,12 @@ class GradientStep:
         terms = {name: term.detach() for name, term in terms.items()}
         return dict(zip(leaves, found, strict=True)), terms, statistics
 
-    def _loss(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch
-    ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    def _loss(self, parameters: Tensors, buffers: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensors, Tensors]]:
         """Return the loss of one replica, with its terms and batch statistics."""
         terms, statistics = self.replicas.call({**parameters, **buffers}, self._learned, batch)
         return terms["loss"], (terms, statistics)
 
-    def _learned(self, model: Any, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _learned(self, model: Any, batch: Batch) -> tuple[Tensors, Tensors]:
         with learning(model) as statistics:
             terms = self.terms(model, batch)
         return terms, statistics

@@ -1,7 +1,5 @@
 """Regularise a network towards its past: a frozen copy of it, and the ELBO of old images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 
 from boovae.model.vae import VAE, Bound
-from boovae.replicas.stacked import Replicas
+from boovae.replicas.stacked import Replicas, Result
 
 
 class Teacher:
@@ -22,11 +20,10 @@ class Teacher:
     def freeze(self, replicas: Replicas, part: str = "") -> dict[str, Tensor]:
         """Return a copy of all parameters, or of those whose names start with `part`, for `answer`."""
         self._replicas = replicas
-        statistics = {name: tensor for name, tensor in replicas.buffers.items() if not name.startswith("prior.")}
-        chosen = {name: tensor for name, tensor in (replicas.parameters | statistics).items() if name.startswith(part)}
-        return {name: tensor.clone() for name, tensor in chosen.items()}
+        learned = replicas.parameters | replicas.network_buffers
+        return {name: tensor.clone() for name, tensor in learned.items() if name.startswith(part)}
 
-    def answer(self, model: VAE, state: dict[str, Tensor], function: Callable[..., Any], *arguments: Any) -> Any:
+    def answer(self, model: VAE, state: dict[str, Tensor], function: Callable[..., Result], *arguments: Any) -> Result:
         """Return `function(teacher, *arguments)` of one replica, without gradient; `model` is the current one."""
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         tensors |= {name: tensor for name, tensor in state.items() if name in tensors}

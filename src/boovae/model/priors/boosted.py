@@ -1,9 +1,7 @@
 """Mixtures that gain a few components with each task; the prior of BooVAE is one of them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +13,6 @@ from boovae.model.priors.prior import Density, Encoder, Prior
 EMPTY = -1e4
 #: Capacity grows by this number of tasks, so that shapes, and compiled code, stay valid for many tasks.
 ROOM = 10
-
-Scope = Literal["current", "full"]
 
 
 class TaskMixture(Prior):
@@ -38,14 +34,7 @@ class TaskMixture(Prior):
     live_log_mass: Tensor  # ()
 
     def __init__(
-        self,
-        tasks: int,
-        components: int,
-        pixels: int,
-        latent_dim: int,
-        *,
-        elbo: Scope = "current",
-        reencode: bool = False,
+        self, tasks: int, components: int, pixels: int, latent_dim: int, elbo: str = "current", reencode: bool = False
     ) -> None:
         super().__init__()
         rows = ROOM * max(1, -(-tasks // ROOM))
@@ -59,6 +48,12 @@ class TaskMixture(Prior):
         self.register_buffer("log_masses", torch.full((rows,), EMPTY))
         self.register_buffer("live_log_weights", torch.full((components,), EMPTY))
         self.register_buffer("live_log_mass", torch.full((), EMPTY))
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Return the prior of a model, which must be of this kind."""
+        assert isinstance(model.prior, cls)
+        return model.prior
 
     @abstractmethod
     def current(self, encoder: Encoder) -> DiagonalMixture:

@@ -10,8 +10,6 @@ zuko is not used because its couplings look up their mask's positions in every c
 replicas nor a CUDA graph supports.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 
@@ -138,13 +136,9 @@ class FlowPrior(BoostedPrior):
         """Return the Gaussians of finished tasks, in v-space."""
         return super().stored(functools.partial(self.component, encoder))
 
-    def base_before(self, encoder: Encoder) -> Density:
-        """Return the mixture of all finished tasks, in v-space."""
-        return super().before(encoder)
-
-    def before(self, encoder: Encoder) -> Density:
-        """Return the prior of all finished tasks."""
-        return Pushed(self.base_before(encoder), self.flow)
+    def before(self, encoder: Encoder) -> Pushed:
+        """Return the prior of all finished tasks; its base is their mixture in v-space."""
+        return Pushed(super().before(encoder), self.flow)
 
     def forward(self, encoder: Encoder, task: int | None = None) -> Density:
         """Return the whole prior, or one finished task's part of it."""

@@ -1,7 +1,5 @@
 """The standard-normal prior of the plain VAE (Kingma and Welling, 2014)."""
 
-from __future__ import annotations
-
 from boovae.model.distributions import StandardNormal
 from boovae.model.priors.prior import Density, Encoder, Prior
 

@@ -1,7 +1,5 @@
 """The interface of priors."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Priors whose components are the encoder's own posteriors at learned images ("pseudo-inputs")."""
 
-from __future__ import annotations
-
 import math
 
 import torch
