@@ -131,12 +131,21 @@ def test_deform_equals_scipy_and_leaves_the_others_as_they_are() -> None:
 def test_deform_moves_all_colours_together_and_each_replica_its_own_way() -> None:
     grey = torch.rand(2, 5, 30)
     normal, uniform = torch.randn(2, 5, 6), torch.zeros(2, 5)
-    both = vmap(lambda x, n, u: deform(x, n, u, 0.1, (6, 5), (0.0, 1.0)))(grey, normal, uniform)
     colours = grey.repeat(1, 1, 3)
+    both = vmap(lambda x, n, u: deform(x, n, u, 0.1, SHAPE, (0.0, 1.0)))(colours, normal, uniform)
     for replica in range(2):
         one = deform(colours[replica], normal[replica], uniform[replica], 0.1, SHAPE, (0.0, 1.0))
-        torch.testing.assert_close(one, both[replica].repeat(1, 3))
-    assert not torch.allclose(both[0], deform(grey[0], normal[1], uniform[0], 0.1, (6, 5), (0.0, 1.0)))
+        torch.testing.assert_close(one, both[replica])
+        torch.testing.assert_close(one[:, :30].repeat(1, 3), one)
+    assert not torch.allclose(both[0], deform(colours[0], normal[1], uniform[0], 0.1, SHAPE, (0.0, 1.0)))
+
+
+def test_a_colour_picture_is_reflected_at_its_edges() -> None:
+    bright = torch.full((4, 90), 0.9)
+    moved = deform(bright, torch.randn(4, 6), torch.zeros(4), 0.5, SHAPE, (0.0, 1.0))
+    torch.testing.assert_close(moved, bright)  # no black corners
+    dark = deform(bright[:, :30], torch.full((4, 6), 1.0), torch.zeros(4), 0.5, (6, 5), (0.0, 1.0))
+    assert dark.min() == 0
 
 
 def test_training_draws_deformed_images_and_scoring_does_not() -> None:

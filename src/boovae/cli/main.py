@@ -114,7 +114,7 @@ def _defaults(kind: Any, first: argparse.Namespace) -> Settings:
     """Return the core settings as far as they are known without the methods, which import torch."""
     usual = preset_values(first.preset, first.dataset or Settings().data.dataset, Settings.method)
     given = {**usual, **kind.own_defaults, "dataset": first.dataset}
-    settings = Settings(chosen=() if first.preset else CHOOSABLE)
+    settings = Settings(chosen=() if first.preset else tuple(name for name in CHOOSABLE if name not in given))
     return settings.changed(**{name: given[name] for name in CORE_NAMES if given.get(name) is not None})
 
 

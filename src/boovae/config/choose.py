@@ -82,7 +82,7 @@ def choose_task(settings: Settings, data: DataSummary) -> tuple[Settings, tuple[
     >>> settings = Settings(chosen=("epochs", "deform")).changed(net="res:32")
     >>> for choice in choose_task(settings, DataSummary((3, 32, 32), 5000))[1]:
     ...     print(*choice, sep=": ")
-    epochs: 200: about 4,000 steps
+    epochs: 166: about 4,000 steps
     deform: 0.0: at least 3,000 images: enough without
     """
     return _apply(TASK, settings, data)
