@@ -24,9 +24,9 @@ def chosen_for(data: DataSummary, **given: Any) -> dict[str, Any]:
     [
         (DataSummary((8, 8), 150), {"net": "mlp:128", "latent_dim": 10, "likelihood": "bernoulli", "bound_samples": 1}),
         (GREY, {"likelihood": "bernoulli", "latent_dim": 40, "bound_samples": 10, "deform": 0.0, "batch_size": 250}),
-        (COLOUR, {"net": "res:32", "likelihood": "logistic", "noise": "shared", "deform": 0.1, "mirror": False}),
+        (COLOUR, {"net": "res:16", "likelihood": "logistic", "noise": "shared", "deform": 0.1, "mirror": False}),
         (DataSummary((3, 32, 32), 5000, mirrored=0.5), {"likelihood": "normal", "noise": "shared", "mirror": True}),
-        (DataSummary((64, 64), 500), {"net": "res:32", "likelihood": "bernoulli"}),
+        (DataSummary((64, 64), 5000), {"net": "res:32", "likelihood": "bernoulli"}),
         (DataSummary((3, 6, 60), 500), {"net": "mlp:512"}),  # too flat for convolutions
         (DataSummary((13,), 178, pixels=False), {"latent_dim": 2, "likelihood": "normal", "decoder_bounds": False}),
     ],

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
+from boovae import BooVAE
 from boovae.data import Stream
+from boovae.errors import InputError
 from boovae.methods import resolve
-from boovae.runs.train import trainer_for
+from boovae.runs.progress import Display, Lines, TimeEstimate, Watch
+from boovae.runs.train import train, trainer_for
 from boovae.training import trainer as trainer_module
 from boovae.training.trainer import Trainer
 from conftest import Recorder, same, tiny, trained
+from run_folders import NLL
 
 #: Leaves the length of the training to the chooser, as a user does.
 OPEN = {"method": "boo+distill", "net": "mlp:16", "latent_dim": 4, "replicas": 2, "components": 3, "boo_steps": 3}
@@ -131,3 +137,53 @@ def test_images_that_are_all_the_same_are_no_collapse() -> None:
     trainer = Trainer(resolve({**OPEN, "epochs": 10}), stream.spec)
     trainer.learn(stream[0])
     assert not trainer.collapsed.any()
+
+
+# --- across restarts ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_what_it_chose_when_the_rules_change(
+    digits: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boovae.config.choose.MOST_EPOCHS", 2)
+    settings = resolve({**OPEN, "tasks": 1, "samples": 5})
+    train(settings, digits, tmp_path / "run", metrics=NLL)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr("boovae.config.choose.MOST_EPOCHS", 3)
+    train(settings, digits, tmp_path / "run", metrics=NLL)  # finished: nothing to do, and nothing to refuse
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(InputError, match="epochs 2 there, 5 here"):
+        train(resolve({**OPEN, "tasks": 1, "samples": 5, "epochs": 5}), digits, tmp_path / "run", metrics=NLL)
+
+
+# --- what users see -------------------------------------------------------------------------------------------------
+
+
+def test_the_estimate_follows_from_one_epoch_and_the_sizes_of_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    display = Display()
+    monkeypatch.setattr(display, "note", said.append)
+    times = iter([100.0, 104.0, 106.0, 110.0])  # the third epoch takes two seconds
+    monkeypatch.setattr("boovae.runs.progress.time.monotonic", lambda: next(times))
+    estimate = TimeEstimate([100, 300, 200], display)
+    for _ in range(4):
+        estimate.epoch(50)
+    assert said == ["training 3 tasks takes up to 10 minutes; evaluations come on top"]  # 2 s . 50 epochs . 600 / 100
+
+
+def test_choices_are_shown_once_and_then_what_changes(capsys: pytest.CaptureFixture[str], months: Stream) -> None:
+    trainer, watch = opened(months, batch_size=600, early_stop=2, kl_warmup=0), Watch(Lines())
+    for task in months:
+        trainer.learn(task, watch)
+    first, _, rest = capsys.readouterr().err.partition("changed for this task:")
+    assert "chosen from the data (a flag overrides each):" in first
+    assert "likelihood" in first
+    assert "epochs" in rest
+    assert "likelihood" not in rest
+
+
+def test_the_estimator_warns_of_a_collapse() -> None:
+    images = np.random.default_rng(0).random((60, 8, 8))
+    model = BooVAE(net="mlp:8", latent_dim=3, epochs=60, random_state=0, settings={"kl_weight": 3000.0, "boo_steps": 1})
+    with pytest.warns(ConvergenceWarning, match="posterior has collapsed"):
+        model.fit(images)

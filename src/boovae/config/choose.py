@@ -22,8 +22,10 @@ LEAST_SIDE, LEAST_DEFORMED = 8, 16
 DEFORMED_BELOW = 3000
 #: Mirrored pictures are alike if this share of the images has its nearest neighbour among the mirrored ones.
 ALIKE = 0.3
-#: Steps per task, by the cost of one; and the limits of the epochs that they make.
-STEPS, FEW_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 1500, 40, 800
+#: Convolutional networks are narrow if the first task has fewer images.
+FEW_IMAGES = 1000
+#: Steps per task, fewer with few numbers or convolutions; and the limits of the epochs that they make.
+STEPS, FEW_STEPS, CONV_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 1500, 3000, 40, 800
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,11 @@ def _convolves(settings: Settings) -> bool:
 
 def _net(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     if data.side >= LEAST_SIDE and data.features > FEW:
+        width = 16 if data.images < FEW_IMAGES else 32
         if data.colours > 1:
-            return "res:32", "colour pictures"
+            return f"res:{width}", "colour pictures"
         if data.features > MANY:
-            return "res:32", f"pictures of more than {MANY:,} pixels"
+            return f"res:{width}", f"pictures of more than {MANY:,} pixels"
     if data.features <= FEW:
         return "mlp:128", f"only {data.features} numbers per image"
     return "mlp:512", f"{data.features:,} numbers per image"
@@ -171,8 +174,7 @@ def _batch_size(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 
 
 def _epochs(data: DataSummary, settings: Settings) -> tuple[Value, str]:
-    few = (_convolves(settings) and data.images < 1000) or data.features <= FEW
-    steps = FEW_STEPS if few else STEPS
+    steps = FEW_STEPS if data.features <= FEW else CONV_STEPS if _convolves(settings) else STEPS
     images = round(2 ** (round(2 * math.log2(data.images)) / 2))  # tasks of similar sizes get the same epochs
     per_epoch = -(-images // settings.training.batch_of(images))
     return min(max(steps // per_epoch, FEWEST_EPOCHS), MOST_EPOCHS), f"about {steps:,} steps"

@@ -122,7 +122,8 @@ class TimeEstimate:
 
     def epoch(self, epochs: int) -> None:
         """Take note that an epoch has ended; a task has up to `epochs`."""
-        seconds, self._began = time.monotonic() - self._began, time.monotonic()
+        now = time.monotonic()
+        seconds, self._began = now - self._began, now
         if self._done == self.timed and epochs > self.timed:
             total = seconds * epochs * sum(self._images) / self._images[0]
             tasks = "the task" if len(self._images) == 1 else f"{len(self._images)} tasks"
