@@ -395,6 +395,24 @@ def test_the_divergence_of_logistic_pixels_by_numerical_integration() -> None:
         assert ours.item() == pytest.approx(truth.item(), rel=2e-3, abs=1e-7)
 
 
+@pytest.mark.parametrize("side", ["symmetric", "forward", "reverse"])
+def test_the_divergence_of_discretised_logistic_values_is_that_of_their_probabilities(side: Side) -> None:
+    """Wide enough that a bin is narrow, and in the middle of the range."""
+    likelihood = DiscretisedLogistic()
+    one, other = (torch.tensor([mean, -1.5], dtype=torch.float64) for mean in (-0.02, 0.12))
+    values = (torch.arange(256, dtype=torch.float64) / 255).view(-1, 1)
+    p, q = likelihood.log_prob(one, values), likelihood.log_prob(other, values)
+    forward, reverse = (p.exp() * (p - q)).sum().item(), (q.exp() * (q - p)).sum().item()
+    truth = {"forward": forward, "reverse": reverse, "symmetric": 0.5 * (forward + reverse)}[side]
+    assert likelihood.divergence(one, other, side).item() == pytest.approx(truth, rel=0.02)
+    far = torch.tensor([3.0, -1.5], dtype=torch.float64)
+    twice = torch.tensor([6.0, -1.5], dtype=torch.float64)
+    assert likelihood.divergence(twice, one).item() < 2.2 * likelihood.divergence(far, one).item()  # no square
+    wider = torch.tensor([-0.02, -1.0], dtype=torch.float64)
+    assert likelihood.divergence(one, one, side).item() == pytest.approx(0, abs=1e-12)
+    assert likelihood.divergence(one, wider, side).item() > 0.05
+
+
 def test_l1_is_the_laplace_density_with_the_colour_models_variance() -> None:
     x, mean = torch.rand(5, 7), torch.rand(5, 7)
     scale = math.sqrt(1 / (4 * math.pi))

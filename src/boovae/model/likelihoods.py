@@ -14,7 +14,7 @@ from torch import Tensor
 from boovae.errors import InputError, unknown_name
 from boovae.model.distributions import DiagonalNormal, Side
 from boovae.model.likelihood_base import Likelihood, inside
-from boovae.model.logistics import DiscretisedLogistic, LogisticMixture
+from boovae.model.logistics import DiscretisedLogistic, LogisticMixture, logistic_divergence
 
 #: The log-variance of every pixel in the paper's colour model.
 LOG_VARIANCE = -math.log(2 * math.pi)
@@ -109,10 +109,7 @@ class Logistic(Likelihood):
 
         With d the distance of the means in scales, KL = d . coth(d/2) − 2, and it is symmetric.
         """
-        distance = ((output - other) / math.exp(self.log_scale)).abs()
-        near = distance.square() / 6  # the limit at 0, the pole of coth
-        safe = distance.clamp(min=1e-2)
-        return torch.where(distance < 1e-2, near, safe / torch.tanh(safe / 2) - 2).sum(-1)
+        return logistic_divergence(((output - other) / math.exp(self.log_scale)).abs()).sum(-1)
 
 
 class Laplace(Likelihood):
