@@ -26,15 +26,17 @@ def handed(count: int) -> Tensor:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_that_are_the_same_both_ways_may_be_mirrored(name: str) -> None:
-    assert mirrored_share(rows(shapes(name, 200, seed=0, height=24, width=32)), (3, 24, 32)) > 0.3
+    assert (mirrored_share(rows(shapes(name, 200, seed=0, height=24, width=32)), (3, 24, 32)) or 0) > 0.3
 
 
 def test_letters_are_not_mirrored() -> None:
-    assert mirrored_share(handed(200), (16, 16)) < 0.1
+    share = mirrored_share(handed(200), (16, 16))
+    assert share is not None
+    assert share < 0.1
 
 
 def test_few_images_say_nothing_about_symmetry() -> None:
-    assert mirrored_share(torch.rand(19, 64), (8, 8)) == 0.0
+    assert mirrored_share(torch.rand(49, 64), (8, 8)) is None
 
 
 @pytest.mark.parametrize("low_high", [(0.0, 1.0), (-1.0, 1.0)])
@@ -48,6 +50,6 @@ def test_eight_bits_are_recognised_in_any_range(low_high: tuple[float, float]) -
 
 def test_rows_and_standardised_numbers_have_no_mirror_image() -> None:
     symmetric = rows(shapes("circle", 60, seed=0, height=16, width=16))
-    assert summarise(symmetric, ImageSpec((768,))).mirrored == 0.0
-    assert summarise(symmetric, ImageSpec((3, 16, 16)), pixels=False).mirrored == 0.0
+    assert summarise(symmetric, ImageSpec((768,))).mirrored is None
+    assert summarise(symmetric, ImageSpec((3, 16, 16)), pixels=False).mirrored is None
     assert not summarise(symmetric, ImageSpec((3, 16, 16), binarize="threshold")).augmentable

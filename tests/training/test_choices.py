@@ -163,12 +163,17 @@ def test_the_estimate_follows_from_one_epoch_and_the_sizes_of_the_tasks(monkeypa
     said: list[str] = []
     display = Display()
     monkeypatch.setattr(display, "note", said.append)
-    times = iter([100.0, 104.0, 106.0, 110.0])  # the third epoch takes two seconds
+    times = iter([100.0, 104.0, 106.0, 110.0, 120.0, 121.0, 122.0])  # the third epochs take two seconds, and one
     monkeypatch.setattr("boovae.runs.progress.time.monotonic", lambda: next(times))
     estimate = TimeEstimate([100, 300, 200], display)
+    estimate.task()
     for _ in range(4):
         estimate.epoch(50)
     assert said == ["training 3 tasks takes up to 10 minutes; evaluations come on top"]  # 2 s . 50 epochs . 600 / 100
+    estimate.task()
+    for _ in range(3):
+        estimate.epoch(50)
+    assert said[1:] == ["training 2 tasks takes up to 85 seconds; evaluations come on top"]  # 1 s . 50 . 500 / 300
 
 
 def test_choices_are_shown_once_and_then_what_changes(capsys: pytest.CaptureFixture[str], months: Stream) -> None:
@@ -176,7 +181,7 @@ def test_choices_are_shown_once_and_then_what_changes(capsys: pytest.CaptureFixt
     for task in months:
         trainer.learn(task, watch)
     first, _, rest = capsys.readouterr().err.partition("changed for this task:")
-    assert "chosen from the data (a flag overrides each):" in first
+    assert "chosen from the data; what you give holds:" in first
     assert "likelihood" in first
     assert "epochs" in rest
     assert "likelihood" not in rest

@@ -22,9 +22,9 @@ LEAST_SIDE, LEAST_DEFORMED = 8, 16
 DEFORMED_BELOW = 3000
 #: Mirrored pictures are alike if this share of the images has its nearest neighbour among the mirrored ones.
 ALIKE = 0.3
-#: Convolutional networks are narrow if the first task has fewer images.
+#: With fewer images convolutional networks are narrow, and train for fewer steps.
 FEW_IMAGES = 1000
-#: Steps per task, fewer with few numbers or convolutions; and the limits of the epochs that they make.
+#: Steps per task: usually, with few numbers, and of few pictures by convolutions; limits of the epochs that they make.
 STEPS, FEW_STEPS, CONV_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 1500, 3000, 40, 800
 
 
@@ -42,8 +42,8 @@ class DataSummary:
     """Whether all values are among 256 steps of the range."""
     augmentable: bool = True
     """Whether pictures may be deformed: those binarised at a threshold stay binary."""
-    mirrored: float = 0.0
-    """Share of images whose nearest neighbour is a mirrored image, not one as it is."""
+    mirrored: float | None = None
+    """Share of images whose nearest neighbour is a mirrored image, not one as it is; None if there are too few."""
 
     @property
     def features(self) -> int:
@@ -166,7 +166,7 @@ def _generated(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 
 
 def _epoch_steps(data: DataSummary, settings: Settings) -> tuple[Value, str]:
-    return 20, "smaller batches for few images"
+    return 20, "smaller batches, down to 32, for few images"
 
 
 def _batch_size(data: DataSummary, settings: Settings) -> tuple[Value, str]:
@@ -174,14 +174,16 @@ def _batch_size(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 
 
 def _epochs(data: DataSummary, settings: Settings) -> tuple[Value, str]:
-    steps = FEW_STEPS if data.features <= FEW else CONV_STEPS if _convolves(settings) else STEPS
+    small = _convolves(settings) and data.images < FEW_IMAGES
+    steps = FEW_STEPS if data.features <= FEW else CONV_STEPS if small else STEPS
     images = round(2 ** (round(2 * math.log2(data.images)) / 2))  # tasks of similar sizes get the same epochs
     per_epoch = -(-images // settings.training.batch_of(images))
-    return min(max(steps // per_epoch, FEWEST_EPOCHS), MOST_EPOCHS), f"about {steps:,} steps"
+    epochs = min(max(steps // per_epoch, FEWEST_EPOCHS), MOST_EPOCHS)
+    return epochs, f"about {round(epochs * per_epoch, -2):,} steps"
 
 
 def _early_stop(data: DataSummary, settings: Settings) -> tuple[Value, str]:
-    return max(20, settings.training.epochs // 4), "a quarter of the epochs"
+    return max(20, settings.training.epochs // 4), "a quarter of the epochs, at least 20"
 
 
 def _learning_rate(data: DataSummary, settings: Settings) -> tuple[Value, str]:
@@ -205,6 +207,8 @@ def _deform(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
 def _mirror(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
     if not data.pixels or not data.side:
         return None
+    if data.mirrored is None:
+        return False, "too few images to tell"
     return data.mirrored >= ALIKE, f"{data.mirrored:.0%} of the images are most like a mirrored one"
 
 

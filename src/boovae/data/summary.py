@@ -11,7 +11,7 @@ from boovae.data.tasks import ImageSpec
 #: Images that are compared with each other, and how many of them look for their neighbours.
 COMPARED, LOOKING = 2000, 500
 #: Fewer images say nothing about symmetry.
-LEAST_COMPARED = 20
+LEAST_COMPARED = 50
 STEPS = 255
 
 
@@ -24,7 +24,7 @@ def summarise(images: Tensor, spec: ImageSpec, *, pixels: bool = True) -> DataSu
         pixels=pixels,
         eight_bit=pixels and _eight_bit(images[:COMPARED], spec.pixel_range),
         augmentable=picture and spec.binarize != "threshold",
-        mirrored=mirrored_share(images, spec.shape) if picture and pixels else 0.0,
+        mirrored=mirrored_share(images, spec.shape) if picture and pixels else None,
     )
 
 
@@ -34,14 +34,15 @@ def _eight_bit(images: Tensor, pixel_range: tuple[float, float]) -> bool:
     return bool((steps - steps.round()).abs().max() < 0.01)
 
 
-def mirrored_share(images: Tensor, shape: tuple[int, ...]) -> float:
+def mirrored_share(images: Tensor, shape: tuple[int, ...]) -> float | None:
     """Return the share of images (n, D) that are closer to some other image mirrored than to any as it is.
 
-    About one half if mirroring changes nothing in the distribution, 0 if it makes images unlike all others.
+    About one half if mirroring changes nothing in the distribution, 0 if it makes images unlike all others; None if
+    there are too few.
     """
     count = min(len(images), COMPARED)
     if count < LEAST_COMPARED:
-        return 0.0
+        return None
     chosen = images[torch.linspace(0, len(images) - 1, count).long()]
     mirrored = chosen.unflatten(1, shape).flip(-1).flatten(1)
     looking = torch.linspace(0, count - 1, min(count, LOOKING)).long()

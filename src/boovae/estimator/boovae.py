@@ -62,11 +62,11 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     Parameters
     ----------
-    latent_dim : dimension of the latent space; by default a sixth of the features, at least 2 and at most 40.
+    latent_dim : dimension of the latent space; by default chosen from the first task (docs/choosing-settings.md).
     components : maximum number of learned images per task.
     method : continual-learning method, `a+b` combines two (`boovae methods` lists them).
-    net : encoder and decoder, `mlp:WIDTH`; by default `mlp:128` up to 256 features, then `mlp:300`.
-    epochs, batch_size, learning_rate : for each task; by default chosen by its number of images.
+    net : encoder and decoder, for example `mlp:300` or `res:32`; by default chosen from the first task.
+    epochs, batch_size, learning_rate : for each task; by default chosen from its images.
     likelihood : "bernoulli" (grey values), "normal" (any numbers, standardised), "logistic" (pixels); "auto" takes
         "bernoulli" if the first task lies in [0, 1] or is uint8, else "normal".
     validation_fraction : share of a task's images used to choose the best epoch; none are held out of fewer than 50.
@@ -199,7 +199,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
         with closing(make_display(quiet=not self.verbose)) as display:
             trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, task.train.images)
-            watcher = Watch(display)
+            watcher = Watch(display, None if first else self.trainer_.settings.flat())
             display.task(index, index + 1, task.name, trainer.settings.training.epochs)
             trainer.learn(task, watcher)
         if trainer.frozen.any():

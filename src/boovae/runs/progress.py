@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import progress
@@ -110,23 +110,32 @@ def make_display(*, quiet: bool) -> Display:
 
 
 class TimeEstimate:
-    """Says once, after the first epochs of a run, how long it will take to train its tasks."""
+    """Says after the first epochs of the first two tasks how long the training of those to come will take.
 
-    #: The epoch that is timed, counted from 0: the first ones compile, and fit components.
+    The first task has no past to hold on to, so the others take longer.
+    """
+
+    #: The epoch of a task that is timed, counted from 0: the first ones compile, and fit components.
     timed = 2
 
     def __init__(self, images: Sequence[int], display: Display) -> None:
         """`images` are the numbers of training images of the tasks to come."""
-        self._images, self._display = images, display
-        self._done, self._began = 0, 0.0
+        self._images, self._display = list(images), display
+        self._done, self._begun, self._began = 0, 0, 0.0
+
+    def task(self) -> None:
+        """Take note that the next task begins."""
+        if self._begun:
+            del self._images[0]
+        self._begun, self._done = self._begun + 1, 0
 
     def epoch(self, epochs: int) -> None:
         """Take note that an epoch has ended; a task has up to `epochs`."""
         now = time.monotonic()
         seconds, self._began = now - self._began, now
-        if self._done == self.timed and epochs > self.timed:
+        if self._done == self.timed and epochs > self.timed and self._begun <= 2:
             total = seconds * epochs * sum(self._images) / self._images[0]
-            tasks = "the task" if len(self._images) == 1 else f"{len(self._images)} tasks"
+            tasks = "this task" if len(self._images) == 1 else f"{len(self._images)} tasks"
             self._display.note(f"training {tasks} takes up to {duration(total)}; evaluations come on top")
         self._done += 1
 
@@ -148,7 +157,7 @@ def choice_table(event: dict[str, Any], shown: dict[str, Any]) -> str:
     >>> event = {"task": 0, "choices": [{"setting": "net", "value": "mlp:128", "reason": "few numbers"}]}
     >>> shown = {}
     >>> print(choice_table(event, shown))
-    chosen from the data (a flag overrides each):
+    chosen from the data; what you give holds:
       net  mlp:128  few numbers
     >>> choice_table(event, shown)
     ''
@@ -157,7 +166,7 @@ def choice_table(event: dict[str, Any], shown: dict[str, Any]) -> str:
     shown |= {each["setting"]: each["value"] for each in fresh}
     if not fresh:
         return ""
-    head = "chosen from the data (a flag overrides each):" if event["task"] == 0 else "changed for this task:"
+    head = "chosen from the data; what you give holds:" if event["task"] == 0 else "changed for this task:"
     name, value = (max(len(str(each[key])) for each in fresh) for key in ("setting", "value"))
     rows = [f"  {each['setting']:{name}}  {each['value']!s:{value}}  {each['reason']}" for each in fresh]
     return "\n".join([head, *rows])
@@ -166,10 +175,11 @@ def choice_table(event: dict[str, Any], shown: dict[str, Any]) -> str:
 class Watch:
     """Observes a trainer that has no run folder: shows epochs and notes, and keeps the events in memory."""
 
-    def __init__(self, display: Display) -> None:
+    def __init__(self, display: Display, shown: Mapping[str, Any] | None = None) -> None:
+        """`shown` are settings that the user knows already."""
         self.display = display
         self.events: list[dict[str, Any]] = []
-        self._choices: dict[str, Any] = {}
+        self._choices = dict(shown or {})
 
     def event(self, event: dict[str, Any]) -> None:
         """Keep an event; show notes and choices."""

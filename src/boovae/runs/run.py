@@ -143,8 +143,10 @@ class Run:
         self._unsent.append(event)
         if event["event"] == "note":
             self.display.note(event["text"])
-        if event["event"] == "choices" and (table := choice_table(event, self._choices)):
-            self.display.note(table)
+        if event["event"] == "choices":
+            self._choices = self._choices or (dict(self.settings.flat()) if event["task"] else {})
+            if table := choice_table(event, self._choices):
+                self.display.note(table)
         if event["event"] == "collapse":
             who = ", ".join(str(index) for index, again in enumerate(event["collapsed"]) if again)
             self.display.note(

@@ -134,6 +134,8 @@ def advance(
                 task = tasks[trainer.tasks_done]
                 assert task is not None
                 trainer.prepare(task)
+                if run.estimate is not None:
+                    run.estimate.task()
                 run.display.task(trainer.tasks_done, len(tasks), task.name, trainer.settings.training.epochs)
                 run.learn(trainer, task)
             run.checkpoint(trainer)
