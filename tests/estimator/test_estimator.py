@@ -191,7 +191,7 @@ def test_size_of_a_task_decides_what_is_left_open() -> None:
     assert (small.model.net, small.model.latent_dim, small.training.deform) == ("mlp:128", 10, 0.0)
     large = BooVAE(epochs=1, device="cpu", settings={"boo_steps": 1}).fit(grey(count=6000, shape=(28, 28)))
     settings = large.trainer_.settings
-    assert (settings.model.net, settings.model.latent_dim, settings.training.bound_samples) == ("mlp:512", 40, 10)
+    assert (settings.model.net, settings.model.latent_dim, settings.training.bound_samples) == ("mlp:1024", 40, 10)
 
 
 def test_progress_is_shown_when_asked_for(capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ LEAST_SIDE, LEAST_DEFORMED = 8, 16
 DEFORMED_BELOW = 3000
 #: Mirrored pictures are alike if this share of the images has its nearest neighbour among the mirrored ones.
 ALIKE = 0.3
-#: With fewer images convolutional networks are narrow, and train for fewer steps.
+#: With fewer images networks are narrower, and convolutional ones train for fewer steps.
 FEW_IMAGES = 1000
 #: Steps per task: usually, with few numbers, and of few pictures by convolutions; limits of the epochs that they make.
 STEPS, FEW_STEPS, CONV_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 1500, 3000, 40, 800
@@ -117,7 +117,8 @@ def _net(data: DataSummary, settings: Settings) -> tuple[Value, str]:
             return f"res:{width}", f"pictures of more than {MANY:,} pixels"
     if data.features <= FEW:
         return "mlp:128", f"only {data.features} numbers per image"
-    return "mlp:512", f"{data.features:,} numbers per image"
+    width = 512 if data.images < FEW_IMAGES else 1024
+    return f"mlp:{width}", f"{data.features:,} numbers per image"
 
 
 def _latent_dim(data: DataSummary, settings: Settings) -> tuple[Value, str]:
@@ -166,7 +167,7 @@ def _generated(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 
 
 def _epoch_steps(data: DataSummary, settings: Settings) -> tuple[Value, str]:
-    return 20, "smaller batches, down to 32, for few images"
+    return 12, "smaller batches, down to 32, for few images"
 
 
 def _batch_size(data: DataSummary, settings: Settings) -> tuple[Value, str]:
