@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from boovae.config import Settings
-from boovae.config.choose import CHOOSABLE, MODEL, TASK, DataSummary, choose_model, choose_task
+from boovae.config.choose import CHOOSABLE, MODEL, TASK, DataSummary, choose, choose_model, choose_task
 from boovae.methods import make_method, resolve
 
 GREY, COLOUR = DataSummary((28, 28), 6000), DataSummary((3, 48, 64), 160, eight_bit=True)
 
 
 def chosen_for(data: DataSummary, **given: Any) -> dict[str, Any]:
-    settings = choose_task(choose_model(resolve(given), data)[0], data)[0]
+    settings = choose(resolve(given), data)[0]
     make_method(settings)  # the settings are valid
     return settings.flat()
 

@@ -91,7 +91,7 @@ def test_a_diverged_replica_is_nan_and_leaves_the_other_alone() -> None:
 
 
 def resting_on(*effective: float, samples: int = 200) -> list[NLL]:
-    """Return the NLL of a task after it was learned and later, each on so many effective samples of a typical image."""
+    """Return the NLL of a task when it was learned and later, with the median effective samples of each."""
     found = []
     for seen, here in enumerate(effective, start=1):
         rows, typical = np.full((seen, 2), 90.0 + seen), np.full((seen, 2), 50.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,17 @@ def test_a_run_keeps_what_it_chose_when_the_rules_change(
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     with pytest.raises(InputError, match="epochs 2 there, 5 here"):
         train(resolve({**OPEN, "tasks": 1, "samples": 5, "epochs": 5}), digits, tmp_path / "run", metrics=NLL)
+
+
+def test_a_run_from_before_settings_were_chosen_continues_with_what_it_recorded(digits: Stream, tmp_path: Path) -> None:
+    """Its methods had their defaults, which a run folder's settings do not name."""
+    given = {**OPEN, "tasks": 1, "samples": 5}
+    fixed = replace(resolve({**given, "epochs": 2}), chosen=())
+    assert "distill_weight" not in fixed.flat()
+    train(fixed, digits, tmp_path / "run", metrics=NLL)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    train(resolve(given), digits, tmp_path / "run", metrics=NLL)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
 # --- what users see -------------------------------------------------------------------------------------------------

@@ -78,6 +78,12 @@ def choose_model(settings: Settings, data: DataSummary) -> tuple[Settings, tuple
     return _apply(MODEL, settings, data)
 
 
+def choose(settings: Settings, data: DataSummary) -> tuple[Settings, tuple[Choice, ...]]:
+    """Return the settings of a run and of its first task, and the choices of the model, which later tasks share."""
+    settings, choices = choose_model(settings, data)
+    return choose_task(settings, data)[0], choices
+
+
 def choose_task(settings: Settings, data: DataSummary) -> tuple[Settings, tuple[Choice, ...]]:
     """Return the settings of a task, with values for those nobody gave that may differ between tasks.
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boovae.config.choose import choose_model, choose_task
+from boovae.config.choose import choose
 from boovae.config.resolve import read_toml
 from boovae.data.scaling import Rows, Scaling
 from boovae.data.summary import summarise
@@ -337,7 +337,7 @@ def find_borders(
     The learner follows the settings with a short schedule, long enough to tell its tasks from others.
     """
     data = summarise(stream[0].train.images[:first], stream.spec)
-    settings = choose_task(choose_model(settings, data)[0], data)[0]
+    settings = choose(settings, data)[0]
     trainer = Trainer(settings, stream.spec, device=device)
     trial = Trial(trainer)
     finder, borders = TaskFinder(trial, first), [0]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from sklearn.utils import check_random_state
 
 from boovae.config import DataSettings, Section, Settings
-from boovae.config.choose import MODEL, Choice, DataSummary, choose_model, choose_task
+from boovae.config.choose import MODEL, Choice, DataSummary, choose, choose_task
 from boovae.config.section import Share
 from boovae.errors import InputError
 from boovae.methods import resolve
@@ -77,13 +77,11 @@ def task_settings(
     if given["likelihood"] == "auto":
         given["likelihood"] = None
     settings = resolve(given | {"dataset": "arrays", "seed": seed})
-    choices: tuple[Choice, ...] = ()
     if before is None:
-        settings, choices = choose_model(settings, data)
-    else:
-        there = before.flat()
-        settings = settings.changed(**{name: there[name] for name in MODEL if name in settings.chosen})
-    return choose_task(settings, data)[0], choices
+        return choose(settings, data)
+    there = before.flat()
+    settings = settings.changed(**{name: there[name] for name in MODEL if name in settings.chosen})
+    return choose_task(settings, data)[0], ()
 
 
 def check_same_model(before: Settings, now: Settings) -> None:

@@ -101,8 +101,8 @@ def curves(settings: Settings, tasks: Stream, wanted: Sequence[str]) -> list[Cur
         found.append(Curve(f"{generator.method}, {classes} VAE tasks", generator, by_class=True))
         found.append(Curve(f"{generator.method}, {len(tasks)} VAE tasks", generator))
     if "scratch" in wanted:
-        anew = from_mapping({**settings.flat(), "method": "scratch", "prior": "vamp"})
-        found.append(Curve(f"scratch, {len(tasks)} VAE tasks", anew))
+        scratch = from_mapping({**settings.flat(), "method": "scratch", "prior": "vamp"})
+        found.append(Curve(f"scratch, {len(tasks)} VAE tasks", scratch))
     return found
 
 

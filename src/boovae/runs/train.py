@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from boovae.config import Settings
-from boovae.config.choose import choose_model, choose_task
+from boovae.config.choose import choose
 from boovae.config.resolve import read_toml
 from boovae.data import ImageSpec
 from boovae.data.summary import summarise
@@ -245,17 +245,20 @@ def trainer_for(
 
     Settings that nobody gave are chosen from the first task, or taken from a run that is continued (`recorded`).
     """
-    data = summarise(planned[0].train.images, planned.spec)
-    settings, choices = choose_model(settings, data)
-    settings, _ = choose_task(settings, data)
+    settings, choices = choose(settings, summarise(planned[0].train.images, planned.spec))
     if recorded is not None:
-        there, rules = recorded.flat(), recorded.chosen
-        # A run from before settings were chosen continues with what it recorded.
-        taken = [name for name in settings.chosen if name in there and (name in rules or not rules)]
-        settings = settings.changed(**{name: there[name] for name in taken})
-        settings = replace(settings, chosen=tuple(name for name in settings.chosen if name in rules))
+        settings = _continued(settings, recorded)
     compiled = compiles(compile, _images(planned), settings, device)
     return Trainer(settings, planned.spec, device=device, compile=compiled, choices=choices, **options)
+
+
+def _continued(settings: Settings, recorded: Settings) -> Settings:
+    """Return the settings with what a run chose, or all it recorded if it is from before settings were chosen."""
+    taken = {name for name in settings.chosen if name in recorded.chosen or not recorded.chosen}
+    values = {name: value for name, value in recorded.flat().items() if name in taken}
+    own = tuple((name, value) for name, value in settings.own if name not in taken)  # not recorded: the default
+    chosen = tuple(name for name in settings.chosen if name in recorded.chosen)
+    return replace(settings, own=own, chosen=chosen).changed(**values)
 
 
 def recorded_settings(folder: Path) -> Settings | None:

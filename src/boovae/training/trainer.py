@@ -97,6 +97,7 @@ class Trainer:
         self.progress: TaskProgress | None = None  # of the task in training
         self._saved: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # of a task that `learn` will continue
         self._unfinished = ""  # the task in which `learn` was interrupted
+        self._prepared: tuple[Task, tuple[Choice, ...]] | None = None  # the task that `prepare` has seen
 
     def _make(self, settings: Settings) -> None:
         """Build everything that depends on the settings."""
@@ -179,6 +180,8 @@ class Trainer:
 
     def prepare(self, task: Task) -> tuple[Choice, ...]:
         """Check a task, and choose those of its settings that nobody gave; what was learned stays."""
+        if self._prepared is not None and self._prepared[0] is task:
+            return self._prepared[1]
         self._check_images(task)
         if not self.settings.chosen:
             return ()
@@ -188,6 +191,7 @@ class Trainer:
             learned = self.state()
             self._make(settings)
             self._load_state(*learned)
+        self._prepared = task, choices
         return choices
 
     def learn(self, task: Task, observer: Observer | None = None) -> None:
@@ -198,6 +202,7 @@ class Trainer:
                 "or make a new Trainer"
             )
         observer, choices = observer or Unwatched(), self.prepare(task)
+        self._prepared = None  # it holds images
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
             self._unfinished, resumed = task.name, self.in_task
