@@ -10,7 +10,7 @@ from boovae.config import Settings
 from boovae.config.choose import CHOOSABLE, MODEL, TASK, DataSummary, choose, choose_model, choose_task
 from boovae.methods import make_method, resolve
 
-GREY, COLOUR = DataSummary((28, 28), 6000), DataSummary((3, 48, 64), 160, eight_bit=True)
+GREY, COLOUR = DataSummary((28, 28), 6000), DataSummary((3, 48, 64), 160)
 
 
 def chosen_for(data: DataSummary, **given: Any) -> dict[str, Any]:
@@ -23,10 +23,12 @@ def chosen_for(data: DataSummary, **given: Any) -> dict[str, Any]:
     ("data", "expected"),
     [
         (DataSummary((8, 8), 150), {"net": "mlp:128", "latent_dim": 10, "likelihood": "bernoulli", "bound_samples": 1}),
-        (GREY, {"likelihood": "bernoulli", "latent_dim": 40, "bound_samples": 10, "deform": 0.0, "batch_size": 250}),
-        (COLOUR, {"net": "res:16", "likelihood": "logistic", "noise": "shared", "deform": 0.1, "mirror": False}),
-        (DataSummary((3, 32, 32), 5000, mirrored=0.5), {"likelihood": "normal", "noise": "shared", "mirror": True}),
-        (DataSummary((64, 64), 5000), {"net": "res:32", "likelihood": "bernoulli"}),
+        (GREY, {"likelihood": "bernoulli", "components": 15, "bound_samples": 10, "deform": 0.0, "batch_size": 250}),
+        (COLOUR, {"net": "res:16", "likelihood": "normal", "noise": "shared", "noise_floor": 0.1, "deform": 0.1}),
+        (COLOUR, {"components": 40, "mirror": False}),
+        (DataSummary((3, 48, 64), 80), {"components": 20}),
+        (DataSummary((3, 32, 32), 5000, mirrored=0.5), {"net": "res:32", "latent_dim": 64, "mirror": True}),
+        (DataSummary((64, 64), 5000), {"net": "res:32", "likelihood": "bernoulli", "noise_floor": 0.0}),
         (DataSummary((3, 6, 60), 500), {"net": "mlp:512"}),  # too flat for convolutions
         (DataSummary((13,), 178, pixels=False), {"latent_dim": 2, "likelihood": "normal", "decoder_bounds": False}),
     ],

@@ -202,7 +202,7 @@ def test_a_file_of_version_0_1_0_is_read_to_the_last_setting(anchor: type[Method
     old = tomllib.loads(OLD.read_text())
     assert len(old) == 79
     read = {name for name in old if name != "strengths"}
-    since = {"noise", "resize", "fit_posterior"}  # came later
+    since = {"noise", "noise_floor", "resize", "fit_posterior"}  # came later
     assert read == CORE_NAMES - since | (REGISTRY.owners().keys() - {"anchor_pull"})
     settings = resolve({}, OLD)
     core = {name: tuple(v) if isinstance(v, list) else v for name, v in old.items() if name in CORE_NAMES}
@@ -481,7 +481,7 @@ NOT_NEGATIVE = {
     *("si_strength", "vcl_weight", "mog_lambda", "replay_weight"),
 }
 ABOVE_ZERO = {"learning_rate", "si_damping"}
-SHARES = {"boo_floor", "boo_prune", "jitter", "deform"}
+SHARES = {"boo_floor", "boo_prune", "jitter", "deform", "noise_floor"}
 NUMBERS = {*NOT_NEGATIVE, *ABOVE_ZERO, *SHARES, "ewc_decay", "vcl_log_variance"}
 SWITCHES = {"mirror", "decoder_bounds", "boo_reencode", "distill_decoder", "distill_encoder"}
 TEXTS = {"dataset", "net", "method"}

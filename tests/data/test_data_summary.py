@@ -39,15 +39,6 @@ def test_few_images_say_nothing_about_symmetry() -> None:
     assert mirrored_share(torch.rand(49, 64), (8, 8)) is None
 
 
-@pytest.mark.parametrize("low_high", [(0.0, 1.0), (-1.0, 1.0)])
-def test_eight_bits_are_recognised_in_any_range(low_high: tuple[float, float]) -> None:
-    low, high = low_high
-    spec = ImageSpec((3, 8, 8), low_high)
-    whole = low + (high - low) * torch.randint(256, (30, 192)) / 255
-    assert summarise(whole, spec).eight_bit
-    assert not summarise(low + (high - low) * torch.rand(30, 192), spec).eight_bit
-
-
 def test_rows_and_standardised_numbers_have_no_mirror_image() -> None:
     symmetric = rows(shapes("circle", 60, seed=0, height=16, width=16))
     assert summarise(symmetric, ImageSpec((768,))).mirrored is None

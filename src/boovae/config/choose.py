@@ -38,8 +38,6 @@ class DataSummary:
     """Training images of the task."""
     pixels: bool = True
     """Whether the values share one bounded range; other numbers are standardised per feature."""
-    eight_bit: bool = False
-    """Whether all values are among 256 steps of the range."""
     augmentable: bool = True
     """Whether pictures may be deformed: those binarised at a threshold stay binary."""
     mirrored: float | None = None
@@ -136,14 +134,24 @@ def _latent_dim(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 def _likelihood(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     if not data.pixels:
         return "normal", "numbers without a common range"
-    if data.colours > 1:
-        return ("logistic", "colours of eight bits") if data.eight_bit else ("normal", "colours of any value")
-    return "bernoulli", "grey values in one range"
+    return ("normal", "colours") if data.colours > 1 else ("bernoulli", "grey values in one range")
 
 
 def _noise(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
     if settings.model.likelihood in ("normal", "logistic") and data.pixels:
         return "shared", "one width for each colour is learned in few steps"
+    return None
+
+
+def _noise_floor(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
+    if settings.model.noise == "shared":
+        return 0.1, "noise keeps the codes simple, which helps samples and memory"
+    return None
+
+
+def _components(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
+    if _convolves(settings):
+        return min(max(data.images // 4, 15), 40), "convolutions encode more than a few images can cover"
     return None
 
 
@@ -240,6 +248,8 @@ MODEL: Mapping[str, Rule] = {
     "latent_dim": _latent_dim,
     "likelihood": _likelihood,
     "noise": _noise,
+    "noise_floor": _noise_floor,
+    "components": _components,
     "decoder_bounds": _decoder_bounds,
     "bound_samples": _bound_samples,
     "samples": _samples,

@@ -70,6 +70,9 @@ class ModelSettings(Section):
     noise: Literal["fixed", "shared", "learned"] = "fixed"
     """Width of likelihood `normal`: the paper's constant, one learned for each colour, or one that the decoder predicts
     for every number; of `logistic`: constant, or one learned for each colour."""
+    noise_floor: Share = 0.0
+    """Least standard deviation of noise `shared`, as a share of the pixel range; wider noise costs likelihood, and
+    gives simpler codes, which a few components cover better."""
     log_variance_range: tuple[float, float] = (-6.0, 2.0)
     """Limits of the encoder's log-variance."""
     prior: Literal["normal", "vamp"] = "normal"
@@ -77,7 +80,7 @@ class ModelSettings(Section):
     components: AtLeastOne = 15
     """Pseudo-inputs per task; of prior `vamp` in total, except for `joint` and `scratch` (per task seen)."""
 
-    advanced: ClassVar = frozenset({"normalisation", "decoder_bounds", "log_variance_range", "noise"})
+    advanced: ClassVar = frozenset({"normalisation", "decoder_bounds", "log_variance_range", "noise", "noise_floor"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,6 @@ from boovae.data.tasks import ImageSpec
 COMPARED, LOOKING = 2000, 500
 #: Fewer images say nothing about symmetry.
 LEAST_COMPARED = 50
-STEPS = 255
 
 
 def summarise(images: Tensor, spec: ImageSpec, *, pixels: bool = True) -> DataSummary:
@@ -22,16 +21,9 @@ def summarise(images: Tensor, spec: ImageSpec, *, pixels: bool = True) -> DataSu
         spec.shape,
         len(images),
         pixels=pixels,
-        eight_bit=pixels and _eight_bit(images[:COMPARED], spec.pixel_range),
         augmentable=picture and spec.binarize != "threshold",
         mirrored=mirrored_share(images, spec.shape) if picture and pixels else None,
     )
-
-
-def _eight_bit(images: Tensor, pixel_range: tuple[float, float]) -> bool:
-    low, high = pixel_range
-    steps = (images - low) * (STEPS / (high - low))
-    return bool((steps - steps.round()).abs().max() < 0.01)
 
 
 def mirrored_share(images: Tensor, shape: tuple[int, ...]) -> float | None:

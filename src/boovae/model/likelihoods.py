@@ -18,6 +18,8 @@ from boovae.model.logistics import DiscretisedLogistic, LogisticMixture, logisti
 
 #: The log-variance of every pixel in the paper's colour model.
 LOG_VARIANCE = -math.log(2 * math.pi)
+#: The initial standard deviation of shared noise, as a share of the pixel range: about that of pictures.
+SHARED_START = 0.35
 #: The probability at which the evaluation clamps a pixel, so that one pixel costs at most 11.5 nats.
 PROBABILITY_FLOOR = 1e-5
 
@@ -138,18 +140,20 @@ class Laplace(Likelihood):
 class LearnedNormal(Likelihood):
     """Numbers with a Gaussian whose mean and log-variance the decoder gives: two blocks of outputs.
 
-    The variance has a floor, or a column that is constant in a task would get an unbounded density.
+    The log-variance starts near `start` and has a `floor`, approached smoothly, or a column that is constant in a task
+    would get an unbounded density.
     """
 
     name = "normal"
     parameters = 2
-    #: The lowest log-variance, approached smoothly.
-    floor = -6.0
+
+    def __init__(self, floor: float = -6.0, start: float = 0.0) -> None:
+        self.floor, self.start = floor, start
 
     def gaussian(self, output: Tensor) -> DiagonalNormal:
         """Return mean and log-variance, each (..., D)."""
         mean, raw = output.chunk(2, dim=-1)
-        return DiagonalNormal(mean, self.floor + F.softplus(raw - self.floor))
+        return DiagonalNormal(mean, self.floor + F.softplus(raw + self.start - self.floor))
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """Return Σ log N(x; mean, variance)."""
@@ -180,12 +184,17 @@ WIDTHS: dict[Noise, tuple[str, ...]] = {
 
 
 def make_likelihood(
-    name: str, pixel_range: tuple[float, float] = (0.0, 1.0), *, shape: tuple[int, ...] = (), noise: Noise = "fixed"
+    name: str,
+    pixel_range: tuple[float, float] = (0.0, 1.0),
+    *,
+    shape: tuple[int, ...] = (),
+    noise: Noise = "fixed",
+    noise_floor: float = 0.0,
 ) -> Likelihood:
     """Return the likelihood called `name` for pixels in `pixel_range`, quantised in 256 steps.
 
     `shape` is that of an image, colours first. Unless `noise` is fixed, the decoder also gives the width: for every
-    number (learned), or one for each colour of all images (shared).
+    number (learned), or one for each colour of all images (shared), at least `noise_floor` of the pixel range.
     """
     if name not in LIKELIHOODS:
         raise unknown_name("likelihood", name, LIKELIHOODS)
@@ -197,8 +206,13 @@ def make_likelihood(
     if kind.logits and (low, high) != (0.0, 1.0):
         raise InputError(f"{{likelihood}} {name} needs pixels in [0, 1], these are in [{low:g}, {high:g}]; use normal")
     colours = 3 if len(shape) == 3 and shape[0] == 3 else 1
-    if noise != "fixed":
-        return LearnedNormal() if kind is Normal else DiscretisedLogistic(pixel_range, colours=colours)
+    if noise == "learned":
+        return LearnedNormal()
+    if noise == "shared" and kind is Normal:
+        floors = {"floor": 2 * math.log(noise_floor * (high - low))} if noise_floor > 0 else {}
+        return LearnedNormal(**floors, start=2 * math.log(SHARED_START * (high - low)))
+    if noise == "shared":
+        return DiscretisedLogistic(pixel_range, colours=colours, floor=noise_floor)
     if kind is Logistic:
         return Logistic(bin_width=(high - low) / 255)
     if kind is LogisticMixture:

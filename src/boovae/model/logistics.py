@@ -127,10 +127,20 @@ class LogisticMixture(Likelihood):
 
 
 class DiscretisedLogistic(LogisticMixture):
-    """One logistic distribution for each value: the decoder gives means and log-scales, in two blocks."""
+    """One logistic distribution for each value: the decoder gives means and log-scales, in two blocks.
+
+    Its standard deviation is at least `floor` of the pixel range.
+    """
 
     name = "logistic"
     parameters = 2
+
+    def __init__(
+        self, pixel_range: tuple[float, float] = (0.0, 1.0), *, colours: int = 1, floor: float = 0.0
+    ) -> None:
+        super().__init__(pixel_range, colours=colours)
+        if floor > 0:  # a standard deviation is π / √3 scales, and the range two units
+            self.limits = (math.log(2 * floor * math.sqrt(3) / math.pi), self.limits[1])
 
     def mixture(self, output: Tensor) -> Logistics:
         """Return the distributions that an output (..., 2 D) describes, as mixtures of one component."""

@@ -56,7 +56,8 @@ class GradientStep:
         if compile:
             # A growing prior changes shapes occasionally; beyond the limit torch would silently stop compiling.
             torch._dynamo.config.recompile_limit = 256
-            self.compiled = torch.compile(self.plain)
+            # Convolutions on sizes that vary cannot always be compiled: guards on these fail inside torch.
+            self.compiled = torch.compile(self.plain, dynamic=None if replicas.stacked else False)
 
     @torch.no_grad()
     def plain(

@@ -102,11 +102,12 @@ class Trainer:
     def _make(self, settings: Settings) -> None:
         """Build everything that depends on the settings."""
         self.settings, spec = settings, self.spec
+        model = settings.model
         self.likelihood = make_likelihood(
-            settings.model.likelihood, spec.pixel_range, shape=spec.shape, noise=settings.model.noise
+            model.likelihood, spec.pixel_range, shape=spec.shape, noise=model.noise, noise_floor=model.noise_floor
         )
         augment.check(settings.training, spec)
-        self._batch_statistics = settings.model.normalisation == "batch" and settings.model.net.startswith("conv")
+        self._batch_statistics = model.normalisation == "batch" and model.net.startswith("conv")
         if settings.training.bound_samples > 1 and self._batch_statistics:
             raise InputError(
                 "{bound_samples}: batch normalisation supports one pass of a batch, but several samples need two; use "
