@@ -5,8 +5,6 @@ error is shown: in Python as `batch_size` and `normalisation='group'`, on the co
 `--normalisation group`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches

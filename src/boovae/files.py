@@ -1,7 +1,5 @@
 """Write files atomically, read files from untrusted sources, and lock folders."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """The command line: parses words into a command with arguments and settings, turns errors into exit codes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

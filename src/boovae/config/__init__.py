@@ -4,13 +4,11 @@ from boovae.config.section import Section
 from boovae.config.settings import (
     CORE,
     CORE_NAMES,
-    SMALLEST_BATCH,
     DataSettings,
     EvaluationSettings,
     ModelSettings,
     Settings,
     TrainingSettings,
-    fitted_batch,
     folder_name,
     to_toml,
 )
@@ -18,14 +16,12 @@ from boovae.config.settings import (
 __all__ = [
     "CORE",
     "CORE_NAMES",
-    "SMALLEST_BATCH",
     "DataSettings",
     "EvaluationSettings",
     "ModelSettings",
     "Section",
     "Settings",
     "TrainingSettings",
-    "fitted_batch",
     "folder_name",
     "to_toml",
 ]

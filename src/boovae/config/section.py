@@ -4,10 +4,9 @@ The core has four of them (`settings.py`); each method, inside the package or ou
 Names are unique over all sections, so flags, TOML files and keywords can all refer to a setting by its name alone.
 """
 
-from __future__ import annotations
-
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -44,14 +43,8 @@ class Section:
             object.__setattr__(self, item.name, value)
 
 
-def hints(kind: type) -> dict[str, Any]:
-    """Return the type of every setting of a section, with its limits."""
-    return _hints(kind)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+#: Returns the type of every setting of a section, with its limits.
+hints: Callable[[type], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:

@@ -4,13 +4,11 @@ The settings of methods are declared beside the methods; `Settings.own` holds th
 returns them as typed sections.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import tomli_w
 
@@ -141,7 +139,7 @@ class TrainingSettings(Section):
         >>> [TrainingSettings(epoch_steps=20).batch_of(images) for images in (20, 48, 2000, 60000)]
         [20, 24, 100, 250]
         """
-        batch = min(fitted_batch(images, self.batch_size, self.epoch_steps), images)
+        batch = min(self.batch_size, max(images // self.epoch_steps, SMALLEST_BATCH), images)
         if self.epoch_steps == 1:
             return batch
         return images // -(-images // batch)  # even batches, so that no image of a small task is left over
@@ -187,7 +185,7 @@ class Settings:
         core = {name: value for section in CORE for name, value in asdict(getattr(self, section)).items()}
         return {"method": self.method, **core, **dict(self.own)}
 
-    def changed(self, **values: Any) -> Settings:
+    def changed(self, **values: Any) -> Self:
         """Return settings with other values; a name that is not a core setting belongs to the method.
 
         >>> Settings().changed(epochs=3, method="ewc", ewc_strength=10.0).own
@@ -211,11 +209,6 @@ CORE: dict[str, type[Section]] = {
 }
 #: Names of all core settings.
 CORE_NAMES = frozenset({"method", *(item.name for kind in CORE.values() for item in fields(kind))})
-
-
-def fitted_batch(images: int, most: int, steps: int) -> int:
-    """Return the batch size, at most `most`, that gives about `steps` steps per epoch of `images`."""
-    return min(most, max(images // steps, SMALLEST_BATCH))
 
 
 def to_toml(settings: Settings, sections: Sequence[type[Section]] = ()) -> str:

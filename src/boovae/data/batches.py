@@ -4,8 +4,6 @@ Batches that may not fit into memory together are written to an unnamed temporar
 and which disappears with it.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

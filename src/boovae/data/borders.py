@@ -1,7 +1,5 @@
 """Cut the images of a stream into other tasks."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

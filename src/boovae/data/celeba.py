@@ -6,8 +6,6 @@ are decoded once, on all cores, into one array in the cache; later that array is
 file `celeba_32.npz` (`celeba_64.npz`) may replace the official files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

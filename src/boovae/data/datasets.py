@@ -1,7 +1,5 @@
 """Load datasets by name as streams of tasks."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Find the files of a dataset on disk, or download them."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A thin layer: arrays, tensors or batches are converted to rows (`data/scaling.py
 methods and priors of the command line, and a saved estimator is a run folder (docs/estimator.md).
 """
 
-from __future__ import annotations
-
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -13,39 +13,33 @@ one that maximises the likelihood of a shifted mean after it. The limit keeps a 
 The images before the change point are a finished task, those after it begin the next.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from boovae.config import Settings
 from boovae.config.choose import choose
 from boovae.config.resolve import read_toml
 from boovae.data.scaling import Rows, Scaling
 from boovae.data.summary import summarise
-from boovae.data.tasks import Split, Task
+from boovae.data.tasks import Split, Stream, Task
 from boovae.errors import InputError
 from boovae.methods import from_mapping
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device
 from boovae.replicas.randomness import Draw, Generators
 from boovae.runs.data import load_data
-from boovae.runs.progress import Watch, make_display
+from boovae.runs.progress import Display, Watch, make_display
 from boovae.training.trainer import Trainer
 from boovae.training.transfer import copy_learned
-
-if TYPE_CHECKING:
-    from boovae.config import Settings
-    from boovae.data import Stream
-    from boovae.runs.progress import Display
 
 #: Number of images at the beginning of a task that a trial learns; shorter tasks are not found.
 FIRST = 100
@@ -95,7 +89,7 @@ class ChangeDetector:
                 return self.seen - len(self._drops) + self._onset()
         return None
 
-    def copy(self) -> ChangeDetector:
+    def copy(self) -> Self:
         """Return an independent copy."""
         other = copy.copy(self)
         other._drops = list(self._drops)
@@ -165,7 +159,7 @@ class TaskFinder:
                 return self._learned + min(changes)
         return self._scored if self.most is not None and self._scored >= self.most else None
 
-    def copy(self) -> TaskFinder:
+    def copy(self) -> Self:
         """Return an independent copy."""
         other = copy.copy(self)
         if self._score is not None:
@@ -207,7 +201,7 @@ class Waiting:
         """The number of waiting images."""
         return self.finder.waiting + sum(map(len, self.raw))
 
-    def copy(self) -> Waiting:
+    def copy(self) -> Self:
         """Return an independent copy."""
         return replace(self, finder=self.finder.copy(), raw=list(self.raw))
 

@@ -6,7 +6,7 @@ import math
 import numbers
 import shutil
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,26 +19,11 @@ from boovae.runs.environment import environment
 from boovae.runs.run import Run
 from boovae.runs.train import load_trainer, run_event
 from boovae.training.events import Event
-from boovae.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from boovae.estimator.boovae import BooVAE
 
-class Estimator(Protocol):
-    """The attributes of `BooVAE` that are saved."""
-
-    settings: Any
-    device: str
-    trainer_: Trainer
-    scaling_: Scaling
-    image_shape_: tuple[int, ...]
-    n_features_in_: int
-    feature_names_in_: Any
-    _events: list[Event]
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters by name."""
-
-
-Model = TypeVar("Model", bound=Estimator)
+Model = TypeVar("Model", bound="BooVAE")
 
 
 class Record(msgspec.Struct):
@@ -52,7 +37,7 @@ class Record(msgspec.Struct):
     scale: list[float] = []
 
     @classmethod
-    def of(cls, model: Estimator) -> Record:
+    def of(cls, model: BooVAE) -> Record:
         """Return the record of a fitted model."""
         parameters = {name: _plain(value) for name, value in model.get_params(deep=False).items()}
         parameters["device"] = str(model.device)
@@ -93,7 +78,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def save_model(model: Estimator, folder: Path) -> Path:
+def save_model(model: BooVAE, folder: Path) -> Path:
     """Write a fitted model to `folder` atomically: first to a folder beside it, which then replaces it."""
     _check_replaceable(folder)
     fresh, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))

@@ -2,8 +2,6 @@
 files are read once, when the server starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ The task of an image x is judged by Bayes' rule: p(task | x) ∝ mass of the tas
 importance-sampled likelihood under the task's own part of the prior (`own` in metrics/likelihood.py).
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import math
