@@ -1,6 +1,7 @@
 """Cut the images of a stream into other tasks."""
 
 import itertools
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,13 +47,10 @@ def _pieces(stream: Stream, name: str, ends: Sequence[int]) -> list[Split]:
     """Return the images of one split, cut in proportion to the training images."""
     splits = [getattr(task, name) for task in stream]
     images, labels = (torch.cat([split[column] for split in splits]) for column in range(2))
-    places, before, own_before = [], 0, 0
-    remaining = list(ends)
-    for index, (task, split) in enumerate(zip(stream, splits, strict=True)):
-        count, own = len(task.train.images), len(split.images)
-        last = index == len(splits) - 1
-        while remaining and (remaining[0] < before + count or last):
-            share = (remaining.pop(0) - before) / count
-            places.append(own_before + round(share * own))
-        before, own_before = before + count, own_before + own
+    counts, own = [len(task.train.images) for task in stream], [len(split.images) for split in splits]
+    before, own_before = (list(itertools.accumulate(sizes, initial=0)) for sizes in (counts, own))
+    places = []
+    for end in ends:
+        task = min(bisect(before, end), len(counts)) - 1
+        places.append(own_before[task] + round((end - before[task]) / counts[task] * own[task]))
     return [Split(images[a:b], labels[a:b]) for a, b in itertools.pairwise(places)]

@@ -6,6 +6,7 @@ are decoded once, on all cores, into one array in the cache; later that array is
 file `celeba_32.npz` (`celeba_64.npz`) may replace the official files.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -47,14 +48,6 @@ class Layout(NamedTuple):
     pictures: Path
 
 
-class Selected(NamedTuple):
-    """The chosen pictures: file names, class and split code of each."""
-
-    files: tuple[str, ...]
-    labels: IntArray
-    split: IntArray
-
-
 def find_prepared(side: int, data_dir: str | Path | None = None) -> Path | None:
     """Return the NumPy file of prepared pictures, if there is one."""
     paths = (folder / FOLDER / f"celeba_{side}.npz" for folder in search_folders(data_dir))
@@ -82,9 +75,8 @@ def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
             f"or a prepared celeba_{side}.npz (docs/celeba.md); or name the folder with celeba/ in it ({{data_dir}})."
         )
     layout = Layout(*(_present(folder, names) for names in (ATTRIBUTES, PARTITION, PICTURES)))
-    chosen = select(layout)
-    images = _decoded(layout, chosen.files, side)
-    return Labelled(images, chosen.labels, chosen.split, CLASS_NAMES, HOW)
+    files, labels, split = select(layout)
+    return Labelled(_decoded(layout, files, side), labels, split, CLASS_NAMES, HOW)
 
 
 def _checked(data: Labelled, side: int, path: Path) -> Labelled:
@@ -106,8 +98,8 @@ def _present(folder: Path, names: Sequence[str]) -> Path:
 # --- which pictures -------------------------------------------------------------------------------------------------
 
 
-def select(layout: Layout) -> Selected:
-    """Return the pictures with exactly one hair colour, in the order of the attribute file."""
+def select(layout: Layout) -> tuple[list[str], IntArray, IntArray]:
+    """Return file, class and split code of the pictures with one hair colour, in the order of the attribute file."""
     names, files, marks = read_attributes(layout.attributes)
     unknown = [name for name in (*HAIR, *NONE_OF) if name not in names]
     if unknown:
@@ -119,11 +111,11 @@ def select(layout: Layout) -> Selected:
     if not len(rows):
         raise InputError(f"{layout.attributes}: no picture has exactly one hair colour; is the file complete?")
     split_of = read_partition(layout.partition)
-    chosen = tuple(files[row] for row in rows)
+    chosen = [files[row] for row in rows]
     missing = next((file for file in chosen if file not in split_of), None)
     if missing is not None:
         raise InputError(f"{layout.partition}: no row for {missing} of {layout.attributes.name}; get a fresh copy")
-    return Selected(chosen, hair[rows].argmax(1), np.array([split_of[file] for file in chosen], np.int64))
+    return chosen, hair[rows].argmax(1), np.array([split_of[file] for file in chosen], np.int64)
 
 
 def read_attributes(path: Path) -> tuple[list[str], list[str], NDArray[np.bool_]]:
@@ -189,7 +181,9 @@ def _decoded(layout: Layout, files: Sequence[str], side: int) -> NDArray[np.uint
             if not path.is_file():
                 part = path.with_suffix(".part")
                 try:
-                    _decode(layout, files, side, part)
+                    with progress_bar(MofNCompleteColumn()) as bar:
+                        advance = functools.partial(bar.advance, bar.add_task("decoding faces", total=len(files)))
+                        decode_pictures(files, layout.pictures, part, VIEWS[side], progress=advance)
                     part.replace(path)
                 finally:
                     part.unlink(missing_ok=True)
@@ -213,9 +207,3 @@ def _key(layout: Layout, files: Sequence[str], side: int) -> str:
             ) from None
         content.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
     return f"{side}-{content.hexdigest()[:32]}"
-
-
-def _decode(layout: Layout, files: Sequence[str], side: int, out: Path) -> None:
-    with progress_bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task("decoding faces", total=len(files))
-        decode_pictures(files, layout.pictures, out, VIEWS[side], progress=lambda done: bar.update(task, advance=done))
