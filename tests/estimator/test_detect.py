@@ -74,7 +74,7 @@ def test_a_reference_must_have_values() -> None:
 def nearest(images: Tensor) -> Score:
     """A trial that learns the mean of its images and scores others by their distance."""
     centre = images.mean(0)
-    return lambda others: -(others - centre).square().sum(1)
+    return lambda others: -(others - centre).square().sum(1, keepdim=True)
 
 
 def levels(sizes: list[int]) -> Tensor:

@@ -46,7 +46,7 @@ def recut(stream: Stream, borders: Sequence[int]) -> Stream:
 def _pieces(stream: Stream, name: str, ends: Sequence[int]) -> list[Split]:
     """Return the images of one split, cut in proportion to the training images."""
     splits = [getattr(task, name) for task in stream]
-    images, labels = (torch.cat([split[column] for split in splits]) for column in range(2))
+    images, labels = map(torch.cat, zip(*splits, strict=True))
     counts, own = [len(task.train.images) for task in stream], [len(split.images) for split in splits]
     before, own_before = (list(itertools.accumulate(sizes, initial=0)) for sizes in (counts, own))
     places = []

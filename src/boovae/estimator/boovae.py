@@ -200,19 +200,14 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
             watcher = Watch(display, None if first else self.trainer_.settings.flat())
             display.task(index, index + 1, task.name, trainer.settings.training.epochs)
             trainer.learn(task, watcher)
-        if trainer.frozen.any():
-            warnings.warn(
-                f"task {task.name} diverged repeatedly; the model was reset to its best state: lower learning_rate",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
-        if trainer.collapsed.any():
-            warnings.warn(
-                f"task {task.name} was learned as its average alone: the posterior has collapsed, so samples and codes "
-                "say nothing about its images; try settings={'kl_weight': 0.5}, more epochs or a smaller batch_size",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
+        problems = {
+            "diverged repeatedly; the model was reset to its best state: lower learning_rate": trainer.frozen,
+            "was learned as its average alone: the posterior has collapsed, so samples and codes say nothing about its "
+            "images; try settings={'kl_weight': 0.5}, more epochs or a smaller batch_size": trainer.collapsed,
+        }
+        for problem, replicas in problems.items():
+            if replicas.any():
+                warnings.warn(f"task {task.name} {problem}", ConvergenceWarning, stacklevel=4)
         self.scaling_ = scaling
         self.trainer_ = copied_to(trainer, trainer.device)  # without the images
         self._events = watcher.events if first else [*self._events, *watcher.events]

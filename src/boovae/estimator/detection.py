@@ -15,7 +15,7 @@ The images before the change point are a finished task, those after it begin the
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ EPOCHS, STEPS = 40, 12
 #: Latents per image for its ELBO, and images scored at once.
 LATENTS, CHUNK = 8, 500
 
-#: Maps images (n, D) to scores (n,) or (n, columns): the ELBO and its KL term, in nats.
+#: Maps images (n, D) to scores (n, columns): the ELBO and its KL term, in nats.
 Score = Callable[[Tensor], Tensor]
 
 
@@ -89,12 +89,6 @@ class ChangeDetector:
                 return self.seen - len(self._drops) + self._onset()
         return None
 
-    def copy(self) -> Self:
-        """Return an independent copy."""
-        other = copy.copy(self)
-        other._drops = list(self._drops)
-        return other
-
     def _onset(self) -> int:
         """Return how many of the stored drops came before the change: the most likely point for the mean to shift.
 
@@ -125,8 +119,7 @@ class TaskFinder:
         self.trial, self.first, self.most = trial, first, most
         self._images: Tensor | None = None  # of the task that has not ended
         self._learned = 0  # by the trial; `first` and `most` may change within a task
-        self._scored = 0
-        self._score: Score | None = None
+        self._detectors: list[ChangeDetector] = []  # one for each column of its scores; none before the trial
 
     @property
     def waiting(self) -> int:
@@ -139,31 +132,30 @@ class TaskFinder:
             self._images = images if self._images is None else torch.cat([self._images, images])
         while self._images is not None and len(self._images) >= self.first:
             whole = self._images
-            if self._score is None:
+            if not self._detectors:
                 self._begin(whole[: self.first])
             end = self._end(whole)
             if end is None:
                 return
-            self._images, self._score, self._scored = whole[end:], None, 0
+            self._images, self._detectors = whole[end:], []
             yield whole[:end]
 
     def _end(self, whole: Tensor) -> int | None:
         """Score the new images; return where their task ends, or None."""
-        assert self._score is not None
-        for part in whole[self._scored : self.most].split(CHUNK):
-            columns = _columns(self._score(part)) if len(part) else []
-            found = [detector.feed(values) for detector, values in zip(self._detectors, columns, strict=False)]
-            self._scored += len(part)
+        scored = self._learned + self._detectors[0].seen
+        for part in filter(len, whole[scored : self.most].split(CHUNK)):
+            columns = zip(self._detectors, self._score(part).unbind(1), strict=True)
+            found = [detector.feed(values) for detector, values in columns]
             changes = [change for change in found if change is not None]
             if changes:
                 return self._learned + min(changes)
-        return self._scored if self.most is not None and self._scored >= self.most else None
+            scored += len(part)
+        return scored if self.most is not None and scored >= self.most else None
 
     def copy(self) -> Self:
         """Return an independent copy."""
         other = copy.copy(self)
-        if self._score is not None:
-            other._detectors = [detector.copy() for detector in self._detectors]
+        other._detectors = copy.deepcopy(self._detectors)
         return other
 
     def _begin(self, images: Tensor) -> None:
@@ -171,17 +163,13 @@ class TaskFinder:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
         held = max(2, round(HELD_OUT * len(images)))
         self._score = self.trial(images[order[held:]])
-        self._detectors = [ChangeDetector(values) for values in _columns(self._score(images[order[:held]]))]
-        self._scored = self._learned = len(images)
+        self._detectors = [ChangeDetector(values) for values in self._score(images[order[:held]]).unbind(1)]
+        self._learned = len(images)
 
     def finish(self) -> Tensor | None:
         """End the stream: return the images of the last task, or None if there are none."""
-        images, self._images, self._score, self._scored = self._images, None, None, 0
+        images, self._images, self._detectors = self._images, None, []
         return images
-
-
-def _columns(scores: Tensor) -> Sequence[Tensor]:
-    return scores.unbind(1) if scores.dim() == 2 else [scores]
 
 
 @dataclass
@@ -269,9 +257,9 @@ def make_task(images: Tensor, name: str) -> Task:
     """Return unlabelled images (n, D) as a task; a random tenth of them is both validation and test set."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
     held = max(1, len(images) // 10)
-    splits = [Split(images[rows].cpu(), torch.zeros(len(rows), dtype=torch.long)) for rows in order.split(held)]
-    train = Split(images[order[held:]].cpu(), torch.zeros(len(order) - held, dtype=torch.long))
-    return Task(name, train, splits[0], splits[0], (0,))
+    parts = (images[rows].cpu() for rows in (order[held:], order[:held]))
+    train, other = (Split(part, torch.zeros(len(part), dtype=torch.long)) for part in parts)
+    return Task(name, train, other, other, (0,))
 
 
 @torch.no_grad()

@@ -20,7 +20,6 @@ from boovae.replicas import Batch, Draw, Replicas
 from boovae.replicas.devices import matmul_precision, one_thread
 from boovae.replicas.engine import BLOCK, Engine
 from boovae.replicas.step import GradientStep, Loss
-from boovae.training.state import put
 from boovae.training.trainer import Trainer
 
 WIDTH = 400
@@ -94,15 +93,6 @@ class Classifiers:
                     noise = self.generators.draw_all(draws, *key, block, steps=part.shape[1])
                     engine.run_block(part, noise)
         self.tasks += 1
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors that are kept between tasks."""
-        return self.replicas.tensors()
-
-    def load_state(self, tensors: dict[str, Tensor], tasks: int) -> None:
-        """Restore what `state` returned after `tasks` tasks."""
-        put(self.replicas.tensors(), tensors)
-        self.tasks = tasks
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:

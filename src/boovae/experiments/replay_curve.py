@@ -32,7 +32,7 @@ from boovae.runs.progress import Display, Watch
 from boovae.runs.train import trainer_for
 from boovae.training.checkpoint import load_checkpoint, save_checkpoint
 from boovae.training.sampling import generate
-from boovae.training.state import group, prefixed
+from boovae.training.state import group, prefixed, put
 from boovae.training.trainer import Trainer
 
 
@@ -88,9 +88,9 @@ class Experiment:
 
     def images(self, tasks: Sequence[Task], split: str) -> tuple[Tensor, Tensor]:
         """Return all images of a split of some tasks (n, D), and their labels (n,)."""
-        parts = [getattr(task, split) for task in tasks]
-        images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
-        return images.to(self.device), labels.to(self.device)
+        columns = zip(*(getattr(task, split) for task in tasks), strict=True)
+        images, labels = (torch.cat(column).to(self.device) for column in columns)
+        return images, labels
 
     @property
     def compiled(self) -> bool:
@@ -146,7 +146,7 @@ class Learner:
     def save(self, place: Path) -> None:
         """Write a checkpoint."""
         tensors, rest = self.trainer.state() if self.trainer is not None else ({}, None)
-        together = prefixed("classifiers", self.classifiers.state()) | prefixed("generator", tensors)
+        together = prefixed("classifiers", self.classifiers.replicas.tensors()) | prefixed("generator", tensors)
         record = {"tasks": self.classifiers.tasks, "costs": list(vars(self.costs).values()), "generator": rest}
         save_checkpoint(place, together, record | {"points": [vars(point) for point in self.points]})
 
@@ -156,7 +156,8 @@ class Learner:
         if found is None:
             return 0
         tensors, record = found
-        self.classifiers.load_state(group(tensors, "classifiers"), record["tasks"])
+        put(self.classifiers.replicas.tensors(), group(tensors, "classifiers"))
+        self.classifiers.tasks = record["tasks"]
         if self.trainer is not None:
             self.trainer.load_state(group(tensors, "generator"), record["generator"])
         self.costs = Costs(*record["costs"])
@@ -212,8 +213,7 @@ class Learner:
 
     def _add(self, name: str, scores: Tensor, truth: Tensor, seen: int) -> None:
         """Add a point from the scores (R, n, classes) of the test images."""
-        both = accuracies(scores, truth, self.experiment.groups[:seen])
-        by_task, by_class = (part.mean(0).tolist() for part in both)
+        by_task, by_class = (part.mean(0).tolist() for part in accuracies(scores, truth, self.experiment.groups[:seen]))
         point = Point(curve=name, seen=seen, task_incremental=by_task, class_incremental=by_class, **vars(self.costs))
         self.points.append(point)
 
