@@ -196,8 +196,8 @@ class Settings:
         for section, kind in CORE.items():
             given = {item.name: values.pop(item.name) for item in fields(kind) if item.name in values}
             sections[section] = replace(getattr(self, section), **given)
-        own = {**dict(self.own), **values}
-        return replace(self, method=method, own=tuple(sorted(own.items())), **sections)  # type: ignore[arg-type]
+        own = tuple(sorted({**dict(self.own), **values}.items()))
+        return replace(self, method=method, own=own, **sections)  # type: ignore[arg-type]
 
 
 #: The core sections by their field in `Settings`.

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
+from types import NoneType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -20,8 +21,8 @@ from boovae.errors import InputError
 
 def check_kind(data: object) -> None:
     """Refuse data that cannot be images, with an error that lists what is accepted."""
-    none = data is None or isinstance(data, (str, bytes, PathLike, Mapping))
-    if none and not hasattr(data, "ndim"):  # SciPy has a sparse matrix that is a dictionary
+    # SciPy has a sparse matrix that is a dictionary, but with `ndim`.
+    if isinstance(data, (str, bytes, PathLike, Mapping, NoneType)) and not hasattr(data, "ndim"):
         raise InputError(
             f"X is a {type(data).__name__}; pass an array or tensor (n, features), (n, height, width) or "
             "(n, height, width, colours), or an iterable of such batches"

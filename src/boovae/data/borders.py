@@ -30,15 +30,14 @@ def recut(stream: Stream, borders: Sequence[int]) -> Stream:
             f"{{borders}} is {list(borders)}; they must increase and lie between 1 and {total - 1}: "
             f"there are {total} training images"
         )
-    pieces = {name: _pieces(stream, name, ends) for name in SPLITS}
     tasks = []
-    for index in range(len(ends) - 1):
-        parts = {name: pieces[name][index] for name in SPLITS}
+    for number, pieces in enumerate(zip(*(_pieces(stream, name, ends) for name in SPLITS), strict=True), start=1):
+        parts = dict(zip(SPLITS, pieces, strict=True))
         for name, part in parts.items():
             if not len(part.images):
-                raise InputError(f"{{borders}}: task {index + 1} would have no {name} image; remove a border")
-        labels = torch.cat([part.labels for part in parts.values()])
-        tasks.append(Task(str(index + 1), **parts, classes=tuple(labels.unique().tolist())))
+                raise InputError(f"{{borders}}: task {number} would have no {name} image; remove a border")
+        labels = torch.cat([part.labels for part in pieces])
+        tasks.append(Task(str(number), **parts, classes=tuple(labels.unique().tolist())))
     record = {**stream.split_record, "borders": list(borders), **sizes_record(tasks)}
     return replace(stream, tasks=tuple(tasks), split_record=record, unsliced=None)
 

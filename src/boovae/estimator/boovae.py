@@ -375,10 +375,8 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         self._check_task(task)
         state = check_random_state(self.random_state if random_state is None else random_state)
         seed = state.randint(2**31 - 1)
-        uniform = None
-        if noise:
-            draw = Draw("uniform", (count, self.n_features_in_))
-            uniform = Generators([seed], trainer.device).draw(draw, "estimator noise")
+        draw = Draw("uniform", (count, self.n_features_in_))
+        uniform = Generators([seed], trainer.device).draw(draw, "estimator noise") if noise else None
         return self._images(generate(trainer, count, f"estimator {seed}", task, pixel_noise=uniform)[0])
 
     def score_samples(self, X: Data, task: int | None = None) -> NDArray[np.float64]:  # noqa: N803

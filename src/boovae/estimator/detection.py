@@ -35,7 +35,7 @@ from boovae.errors import InputError
 from boovae.methods import from_mapping
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.randomness import Draw
 from boovae.runs.data import load_data
 from boovae.runs.progress import Display, Watch, make_display
 from boovae.training.trainer import Trainer
@@ -238,8 +238,7 @@ class Trial:
     def learner(self, images: int) -> Trainer:
         """Return a copy of the trainer with a schedule short enough for `images` images."""
         old = self.trainer
-        settings = shortened(self._settings, images)
-        learner = Trainer(settings, old.spec, device=old.device, seeds=old.replicas.seeds)
+        learner = Trainer(shortened(self._settings, images), old.spec, device=old.device, seeds=old.replicas.seeds)
         copy_learned(old, learner)
         return learner
 
@@ -266,8 +265,7 @@ def make_task(images: Tensor, name: str) -> Task:
 def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
     """Return ELBO and −KL of images (n, D) under the newest task's part of the prior, (R, n, 2)."""
     replicas, task = trainer.replicas, trainer.tasks_done - 1
-    draw = Draw("normal", (LATENTS, trainer.settings.model.latent_dim))
-    noise = Generators(replicas.seeds, replicas.device).draw(draw, "elbo")
+    noise = replicas.generators.draw(Draw("normal", (LATENTS, trainer.settings.model.latent_dim)), "elbo")
 
     def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
         posterior = model.posterior(x)
@@ -318,10 +316,8 @@ def find_borders(
 
     The learner follows the settings with a short schedule, long enough to tell its tasks from others.
     """
-    data = summarise(stream[0].train.images[:first], stream.spec)
-    settings = choose(settings, data)[0]
-    trainer = Trainer(settings, stream.spec, device=device)
-    trial = Trial(trainer)
+    settings, _ = choose(settings, summarise(stream[0].train.images[:first], stream.spec))
+    trial = Trial(Trainer(settings, stream.spec, device=device))
     finder, borders = TaskFinder(trial, first), [0]
     display.note("looking for borders between tasks")
     for batch in torch.cat([task.train.images for task in stream]).split(first):

@@ -132,8 +132,7 @@ def class_scores(trainer: Trainer, images: Tensor, labels_of: Sequence[int], cla
     Importance sampling with the posterior as proposal; `labels_of` gives the class of each VAE task.
     """
     replicas = trainer.replicas
-    draw = Draw("normal", (samples, trainer.settings.model.latent_dim))
-    noise = replicas.generators.draw(draw, "classify")
+    noise = replicas.generators.draw(Draw("normal", (samples, trainer.settings.model.latent_dim)), "classify")
     sizes = torch.tensor(trainer.sizes, dtype=torch.float32, device=images.device)
     log_masses = (sizes / sizes.sum()).log()
 

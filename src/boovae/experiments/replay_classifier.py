@@ -78,9 +78,8 @@ def run(
 
 def _check(settings: Settings, options: ReplayOptions) -> None:
     """Refuse settings that the experiment cannot use before anything is trained."""
-    if settings.data.classes_per_task < 2:
-        wanted = "at least 2 classes per task for a classifier"
-        raise SettingError("classes_per_task", settings.data.classes_per_task, wanted)
+    if (classes := settings.data.classes_per_task) < 2:
+        raise SettingError("classes_per_task", classes, "at least 2 classes per task for a classifier")
     if not set(settings.method.split("+")) & {"boo", "boo-flow", "mog"} and "method" in options.curve:
         problem = "its prior has no components per task to label samples by; use one with boo, boo-flow or mog"
         raise InputError(f"{{method}} {settings.method}: {problem}")
