@@ -26,8 +26,7 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from boovae.data.celeba import VIEWS
-from boovae.data.decoding import View, decode_pictures
+from boovae.data.celeba import VIEWS, View, decode_pictures
 
 Bytes = NDArray[np.uint8]
 #: JPEG quality at which the synthetic pictures have the file size of CelebA's.
@@ -66,7 +65,7 @@ def measure(folder: Path, files: list[str], view: View, workers: int, rounds: in
         found["loop"] = plain_loop(folder, files, view)
 
     def decoder() -> None:
-        decode_pictures(files, folder, out, view, workers=workers)
+        decode_pictures(files, folder, out, view, lambda done: None, workers)
 
     ways: dict[str, Callable[[], None]] = {"plain loop": loop, f"boovae, {workers} threads": decoder}
     took: dict[str, list[Took]] = {name: [] for name in ways}

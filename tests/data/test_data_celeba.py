@@ -10,8 +10,7 @@ from PIL import Image
 
 from boovae.cli.main import main
 from boovae.data import DATASETS, load_stream
-from boovae.data.celeba import HAIR, VIEWS, read_celeba
-from boovae.data.decoding import decode_picture, decode_pictures
+from boovae.data.celeba import HAIR, VIEWS, decode_picture, decode_pictures, read_celeba
 from boovae.errors import InputError
 from faces import face, four_colours, write_celeba
 
@@ -209,7 +208,7 @@ def test_decoding_reports_how_far_it_is_and_fills_the_array_in_order(folder: Pat
     pictures = folder / "celeba" / "img_align_celeba"
     files = sorted(path.name for path in pictures.iterdir())
     done: list[int] = []
-    decode_pictures(files, pictures, tmp_path / "out.npy", VIEWS[32], workers=3, progress=done.append)
+    decode_pictures(files, pictures, tmp_path / "out.npy", VIEWS[32], done.append, threads=3)
     assert sum(done) == len(files)
     array = np.load(tmp_path / "out.npy")
     for row in (0, 13, 27):

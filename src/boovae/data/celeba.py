@@ -2,14 +2,16 @@
 
 A picture is used if exactly one of the four hair colours is marked and none of hat, bald head and receding hairline.
 It is resized to a width of 45 pixels and cropped to the central 32 x 32 (90 and 64 for the larger size). All pictures
-are decoded once, on all cores, into one array in the cache; later that array is mapped into memory. A prepared NumPy
-file `celeba_32.npz` (`celeba_64.npz`) may replace the official files.
+are decoded once, on several cores, into one array in the cache; later that array is mapped into memory. A prepared
+NumPy file `celeba_32.npz` (`celeba_64.npz`) may replace the official files.
 """
 
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 from rich.progress import MofNCompleteColumn
 
 from boovae.data.arrays import IntArray, Labelled
-from boovae.data.decoding import View, decode_pictures
 from boovae.data.download import cache_folder, progress_bar, search_folders
 from boovae.data.readers import read_npz
 from boovae.errors import InputError
@@ -28,9 +29,28 @@ HOW = "official partition"
 HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair", "Gray_Hair")
 CLASS_NAMES = tuple(name.removesuffix("_Hair").lower() for name in HAIR)
 NONE_OF = ("Wearing_Hat", "Bald", "Receding_Hairline")
+
+
+class View(NamedTuple):
+    """The part of a picture to keep: resize it from `size` (w, h) to `resized`, then crop its centre to `side`."""
+
+    size: tuple[int, int]
+    resized: tuple[int, int]
+    side: int
+
+    def box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Return the crop in pixels of a picture of `size`: left, top, right, bottom."""
+        # A half is rounded to an even number, as torchvision's CenterCrop does.
+        left, top = (round((resized - self.side) / 2) for resized in self.resized)
+        scale_x, scale_y = size[0] / self.resized[0], size[1] / self.resized[1]
+        return left * scale_x, top * scale_y, (left + self.side) * scale_x, (top + self.side) * scale_y
+
+
 #: The size of every aligned picture, and the views that are cut from it.
 SIZE = (178, 218)
 VIEWS = {32: View(SIZE, (45, 55), 32), 64: View(SIZE, (90, 110), 64)}
+#: Number of pictures between two reports of a thread, and of threads: more of them would wait for the interpreter.
+REPORT, THREADS = 200, min(os.cpu_count() or 1, 4)
 #: Part of the cache's key; increase it when decoding gives other pixels.
 VERSION = 1
 
@@ -183,7 +203,7 @@ def _decoded(layout: Layout, files: Sequence[str], side: int) -> NDArray[np.uint
                 try:
                     with progress_bar(MofNCompleteColumn()) as bar:
                         advance = functools.partial(bar.advance, bar.add_task("decoding faces", total=len(files)))
-                        decode_pictures(files, layout.pictures, part, VIEWS[side], progress=advance)
+                        decode_pictures(files, layout.pictures, part, VIEWS[side], advance)
                     part.replace(path)
                 finally:
                     part.unlink(missing_ok=True)
@@ -207,3 +227,49 @@ def _key(layout: Layout, files: Sequence[str], side: int) -> str:
             ) from None
         content.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
     return f"{side}-{content.hexdigest()[:32]}"
+
+
+def decode_pictures(
+    files: Sequence[str], folder: Path, out: Path, view: View, progress: Callable[[int], None], threads: int = THREADS
+) -> None:
+    """Write the pictures `folder / files[i]` as uint8 (n, 3, side, side) to the NumPy file `out`.
+
+    `progress` receives the number of newly finished pictures. An error names the picture. Threads suffice: Pillow
+    releases the global lock while it decodes.
+    """
+    pixels = np.lib.format.open_memmap(out, "w+", np.uint8, (len(files), 3, view.side, view.side))
+
+    def decode(rows: range) -> int:
+        for row in rows:
+            pixels[row] = decode_picture(folder / files[row], view).transpose(2, 0, 1)
+        return len(rows)
+
+    rows = range(len(files))
+    with ThreadPoolExecutor(threads) as pool:
+        for done in pool.map(decode, [rows[start : start + REPORT] for start in rows[::REPORT]]):
+            progress(done)
+    pixels.flush()
+
+
+def decode_picture(file: Path, view: View) -> NDArray[np.uint8]:
+    """Return one picture as (side, side, 3); an error says what is wrong with it.
+
+    Decoding a JPEG at half its size or less halves the time, so it is decoded at the smallest size that is at least
+    `view.resized`. The centre is then cropped and resized in one pass.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file, formats=("JPEG",)) as picture:
+            size = picture.size
+            if size == view.size:
+                picture.draft("RGB", view.resized)
+                small = picture if picture.mode == "RGB" else picture.convert("RGB")  # a copy costs time
+                pixels = small.resize((view.side, view.side), Image.Resampling.BILINEAR, view.box(small.size))
+                return np.asarray(pixels, np.uint8)
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such picture") from None
+    except Exception as error:  # damaged pictures fail in too many ways to list
+        raise InputError(f"{file}: cannot be read as a JPEG picture ({error}); get a fresh copy") from error
+    wanted, found = (" x ".join(map(str, pair)) for pair in (view.size, size))
+    raise InputError(f"{file}: {found} pixels instead of {wanted}; use the aligned and cropped pictures")
