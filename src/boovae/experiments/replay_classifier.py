@@ -122,12 +122,6 @@ class Experiment:
         images, labels = (torch.cat(column).to(self.device) for column in columns)
         return images, labels
 
-    @property
-    def compiled(self) -> bool:
-        """Whether the training steps of the generators are compiled."""
-        images = sum(len(task.train.images) for task in self.tasks)
-        return compiles(self.compile, images, self.settings, self.device)
-
     def place(self, folder: Path, curve: Curve) -> Path:
         """Return the folder of a curve's checkpoints, named by a hash of everything that decides its numbers."""
         key = {
@@ -155,16 +149,16 @@ def run(
     """Learn all curves; write `replay.csv` and `replay.png` after each of them, return the rows."""
     _check(settings, options)
     place, folder = choose_device(device), prepared(out)
-    display = make_display(quiet=quiet)
     tasks = planned_tasks(load_data(settings, data_dir), settings)
     classes = load_data(settings.changed(classes_per_task=1), data_dir)
-    experiment = Experiment(settings, tasks, classes, place, display, options, compile)
+    compiled = compiles(compile, sum(len(task.train.images) for task in tasks), settings, place)
     points, rows = list[Point](), list[dict[str, Any]]()
-    with closing(display):
-        for curve in curves(settings, experiment.tasks, options.curve):
+    with closing(make_display(quiet=quiet)) as display:
+        experiment = Experiment(settings, tasks, classes, place, display, options, compile)
+        for curve in curves(settings, tasks, options.curve):
             points += learned(experiment, curve, experiment.place(folder / "curves", curve))
             rows = table(points, settings)
-            write_table(folder / "replay.csv", rows, environment(place, experiment.compiled, command))
+            write_table(folder / "replay.csv", rows, environment(place, compiled, command))
             save_figure(folder / "replay.png", draw(points))
     return rows
 
