@@ -23,9 +23,8 @@ from boovae.data.folders import read_picture
 from boovae.data.tasks import binarized
 from boovae.errors import InputError
 from boovae.metrics.likelihood import log_likelihood, log_likelihood_of_each_task
-from boovae.model.distributions import DiagonalNormal
+from boovae.model import VAE, DiagonalNormal
 from boovae.model.priors.boosted import TaskMixture
-from boovae.model.vae import VAE
 from boovae.replicas.devices import matmul_precision, one_thread
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
