@@ -49,7 +49,7 @@ hints: Callable[[type], dict[str, Any]] = functools.cache(functools.partial(get_
 
 def checked(name: str, value: Any, hint: Any) -> Any:
     """Check a value and convert it to its type: TOML has lists for tuples, NumPy its own numbers."""
-    value = _plain(value)
+    value = plain(value)
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, int) and not -(2**63) <= item < 2**63:
             raise InputError(f"{{{name}}} is too large; it must fit into 64 bits")
@@ -66,10 +66,10 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         raise SettingError(name, value, wanted(found)) from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert NumPy's numbers and arrays, also those within a list, to Python's."""
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 

@@ -5,8 +5,7 @@ and which disappears with it.
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from types import NoneType
 from typing import Any, TypeGuard
@@ -27,17 +26,6 @@ def check_kind(data: object) -> None:
             f"X is a {type(data).__name__}; pass an array or tensor (n, features), (n, height, width) or "
             "(n, height, width, colours), or an iterable of such batches"
         )
-
-
-@contextmanager
-def hint_at_batches(data: object) -> Iterator[None]:
-    """Where a list cannot be read as an array, add to the error how to pass it as batches."""
-    try:
-        yield
-    except InputError as error:
-        if isinstance(data, (list, tuple)):
-            raise InputError(f"{error.text}; a list is read as one array; pass a list of batches as iter(X)") from error
-        raise
 
 
 def is_batches(data: object) -> TypeGuard[Iterable[Any]]:

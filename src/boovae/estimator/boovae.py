@@ -23,7 +23,7 @@ from torch import Tensor
 from boovae.config.choose import DataSummary
 from boovae.config.section import AtLeastOne, checked
 from boovae.data.arrays import as_images, as_numpy
-from boovae.data.batches import check_kind, concatenated, hint_at_batches, images_of_batch, is_batches, spooled
+from boovae.data.batches import check_kind, concatenated, images_of_batch, is_batches, spooled
 from boovae.data.scaling import Rows, Scaling, blocks_of, divided, in_given_shape, model_shape
 from boovae.data.summary import summarise
 from boovae.data.tasks import ImageSpec, Split, Task
@@ -306,8 +306,13 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         """Return a scaled copy of a task's rows (n, D), which may be modified, and the scaling."""
         first = not self.__sklearn_is_fitted__()
         if not is_batches(data):
-            with hint_at_batches(data):
+            try:
                 raw = self._read(data, first=first)
+            except InputError as error:
+                if not isinstance(data, (list, tuple)):
+                    raise
+                hint = "a list is read as one array; pass a list of batches as iter(X)"
+                raise InputError(f"{error.text}; {hint}") from error
             scaling = Scaling.learned(raw, self.likelihood) if first else self.scaling_
             return scaling.forward(raw), scaling
         batches = self._read_batches(data, first=first)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from boovae.config import Settings
+from boovae.config.section import plain
 from boovae.data.scaling import Scaling
 from boovae.errors import InputError, RunError
 from boovae.estimator.parameters import FOREIGN, OWN
@@ -39,16 +40,15 @@ class Record(msgspec.Struct):
     @classmethod
     def of(cls, model: BooVAE) -> Record:
         """Return the record of a fitted model."""
-        parameters = {name: _plain(value) for name, value in model.get_params(deep=False).items()}
+        # Parameter searches produce NumPy's numbers.
+        parameters = {name: plain(value) for name, value in model.get_params(deep=False).items()}
         parameters["device"] = str(model.device)
-        parameters["settings"] = {name: _plain(value) for name, value in (model.settings or {}).items()} or None
+        parameters["settings"] = {name: plain(value) for name, value in (model.settings or {}).items()} or None
         if not isinstance(parameters["random_state"], numbers.Integral | None):
             parameters["random_state"] = model.trainer_.settings.training.seed  # a generator cannot be stored
         scaling, names = model.scaling_, [str(name) for name in getattr(model, "feature_names_in_", [])]
-        record = cls(parameters, model.image_shape_, names, scaling.grey)
-        if not scaling.grey:
-            record.centre, record.scale = scaling.centre.tolist(), scaling.scale.tolist()
-        return record
+        learned = () if scaling.grey else (scaling.centre.tolist(), scaling.scale.tolist())
+        return cls(parameters, model.image_shape_, names, scaling.grey, *learned)
 
     @classmethod
     def of_run(cls, settings: Settings, head: Event) -> Record:
@@ -71,11 +71,6 @@ class Record(msgspec.Struct):
         features = math.prod(self.image_shape)
         centre, scale = self.centre or [0.0] * features, self.scale or [1.0] * features
         return Scaling(self.grey, np.array(centre), np.array(scale))
-
-
-def _plain(value: Any) -> Any:
-    """Convert NumPy scalars, which parameter searches produce, to Python numbers."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def save_model(model: BooVAE, folder: Path) -> Path:
