@@ -180,16 +180,12 @@ def _unchecked(kind: Any, *, hide: bool, chosen: Sequence[str] = ()) -> Any:
 
     The help says of `chosen` fields that their default comes from the data.
     """
-    changed = []
-    for item in fields(kind):
-        if hide and item.name in kind.advanced:
-            changed.append((item.name, Annotated[hints(kind)[item.name], tyro.conf.Suppress], item))
-        elif item.name in chosen:
-            changed.append((item.name, Annotated[hints(kind)[item.name], _FROM_DATA], item))
+    marks = dict.fromkeys(chosen, _FROM_DATA) | dict.fromkeys(kind.advanced if hide else (), tyro.conf.Suppress)
+    marked = [item for item in fields(kind) if item.name in marks]
+    changed = [(item.name, Annotated[hints(kind)[item.name], marks[item.name]], item) for item in marked]
     nothing = {"__post_init__": lambda self: None}
     made = make_dataclass(kind.__name__, changed, bases=(kind,), namespace=nothing, frozen=True)
-    command = issubclass(kind, kinds.Configured)
-    made.__doc__ = "Evaluation, output and device." if command else kind.__doc__
+    made.__doc__ = "Evaluation, output and device." if issubclass(kind, kinds.Configured) else kind.__doc__
     return made
 
 

@@ -60,14 +60,6 @@ PARTITION = ("list_eval_partition.txt", "Eval/list_eval_partition.txt")
 PICTURES = ("img_align_celeba", "Img/img_align_celeba")
 
 
-class Layout(NamedTuple):
-    """Where the official files lie."""
-
-    attributes: Path
-    partition: Path
-    pictures: Path
-
-
 def find_prepared(side: int, data_dir: str | Path | None = None) -> Path | None:
     """Return the NumPy file of prepared pictures, if there is one."""
     paths = (folder / FOLDER / f"celeba_{side}.npz" for folder in search_folders(data_dir))
@@ -94,9 +86,9 @@ def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
             f"Get it from its authors and put {ATTRIBUTES[0]}, {PARTITION[0]} and {PICTURES[0]}/ into {place},\n"
             f"or a prepared celeba_{side}.npz (docs/celeba.md); or name the folder with celeba/ in it ({{data_dir}})."
         )
-    layout = Layout(*(_present(folder, names) for names in (ATTRIBUTES, PARTITION, PICTURES)))
-    files, labels, split = select(layout)
-    return Labelled(_decoded(layout, files, side), labels, split, CLASS_NAMES, HOW)
+    attributes, partition, pictures = (_present(folder, names) for names in (ATTRIBUTES, PARTITION, PICTURES))
+    files, labels, split = select(attributes, partition)
+    return Labelled(_decoded(pictures, files, side), labels, split, CLASS_NAMES, HOW)
 
 
 def _checked(data: Labelled, side: int, path: Path) -> Labelled:
@@ -118,23 +110,23 @@ def _present(folder: Path, names: Sequence[str]) -> Path:
 # --- which pictures -------------------------------------------------------------------------------------------------
 
 
-def select(layout: Layout) -> tuple[list[str], IntArray, IntArray]:
+def select(attributes: Path, partition: Path) -> tuple[list[str], IntArray, IntArray]:
     """Return file, class and split code of the pictures with one hair colour, in the order of the attribute file."""
-    names, files, marks = read_attributes(layout.attributes)
+    names, files, marks = read_attributes(attributes)
     unknown = [name for name in (*HAIR, *NONE_OF) if name not in names]
     if unknown:
-        raise InputError(f"{layout.attributes}: no attribute '{unknown[0]}' among its {len(names)}; get a fresh copy")
+        raise InputError(f"{attributes}: no attribute '{unknown[0]}' among its {len(names)}; get a fresh copy")
     column = {name: marks[:, place] for place, name in enumerate(names)}
     hair = np.stack([column[name] for name in HAIR], 1)
     wanted = (hair.sum(1) == 1) & ~np.any([column[name] for name in NONE_OF], 0)
     rows = np.flatnonzero(wanted)
     if not len(rows):
-        raise InputError(f"{layout.attributes}: no picture has exactly one hair colour; is the file complete?")
-    split_of = read_partition(layout.partition)
+        raise InputError(f"{attributes}: no picture has exactly one hair colour; is the file complete?")
+    split_of = read_partition(partition)
     chosen = [files[row] for row in rows]
     missing = next((file for file in chosen if file not in split_of), None)
     if missing is not None:
-        raise InputError(f"{layout.partition}: no row for {missing} of {layout.attributes.name}; get a fresh copy")
+        raise InputError(f"{partition}: no row for {missing} of {attributes.name}; get a fresh copy")
     return chosen, hair[rows].argmax(1), np.array([split_of[file] for file in chosen], np.int64)
 
 
@@ -151,13 +143,15 @@ def read_attributes(path: Path) -> tuple[list[str], list[str], NDArray[np.bool_]
     for number, row in enumerate(rows, start=3):
         if len(row) != 1 + len(names):
             raise InputError(f"{path}, line {number}: {len(row) - 1} marks, {len(names)} attributes; get a fresh copy")
+        if "/" in row[0] or "\\" in row[0] or row[0].startswith("."):
+            raise InputError(f"{path}: '{row[0]}' is not a plain file name; do not trust this file")
     try:
         marks = np.array([row[1:] for row in rows]).astype(np.int64)
     except ValueError as error:
         raise InputError(f"{path}: marks must be 1 or -1 ({error}); get a fresh copy") from error
     if not np.isin(marks, (-1, 0, 1)).all():
         raise InputError(f"{path}: marks must be 1 or -1, found {marks.max()}; get a fresh copy")
-    return names, [_file_name(row[0], path) for row in rows], marks == 1
+    return names, [row[0] for row in rows], marks == 1
 
 
 def read_partition(path: Path) -> dict[str, int]:
@@ -180,20 +174,14 @@ def _lines(path: Path) -> list[str]:
         raise InputError(f"{path}: cannot be read ({error}); get a fresh copy") from error
 
 
-def _file_name(name: str, path: Path) -> str:
-    if "/" in name or "\\" in name or name.startswith("."):
-        raise InputError(f"{path}: '{name}' is not a plain file name; do not trust this file")
-    return name
-
-
 # --- decoding, once -------------------------------------------------------------------------------------------------
 
 
-def _decoded(layout: Layout, files: Sequence[str], side: int) -> NDArray[np.uint8]:
+def _decoded(folder: Path, files: Sequence[str], side: int) -> NDArray[np.uint8]:
     """Return the pictures, memory-mapped from the cache; decode them first if they are not there."""
     import filelock
 
-    path = cache_folder() / FOLDER / f"{_key(layout, files, side)}.npy"
+    path = cache_folder() / FOLDER / f"{_key(folder, files, side)}.npy"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # One process decodes; others that want the same pictures wait, then find them.
@@ -203,7 +191,7 @@ def _decoded(layout: Layout, files: Sequence[str], side: int) -> NDArray[np.uint
                 try:
                     with progress_bar(MofNCompleteColumn()) as bar:
                         advance = functools.partial(bar.advance, bar.add_task("decoding faces", total=len(files)))
-                        decode_pictures(files, layout.pictures, part, VIEWS[side], advance)
+                        decode_pictures(files, folder, part, VIEWS[side], advance)
                     part.replace(path)
                 finally:
                     part.unlink(missing_ok=True)
@@ -213,16 +201,16 @@ def _decoded(layout: Layout, files: Sequence[str], side: int) -> NDArray[np.uint
     return images
 
 
-def _key(layout: Layout, files: Sequence[str], side: int) -> str:
+def _key(folder: Path, files: Sequence[str], side: int) -> str:
     """Return the cache key of the decoded pictures; it changes with the files, their sizes and their times."""
     content = hashlib.sha256(json.dumps([VERSION, side, VIEWS[side]]).encode())
     for file in files:
         try:
-            state = (layout.pictures / file).stat()
+            state = (folder / file).stat()
         except OSError:
-            absent = sum(not (layout.pictures / name).is_file() for name in files)
+            absent = sum(not (folder / name).is_file() for name in files)
             raise InputError(
-                f"{layout.pictures / file}: {layout.attributes.name} names it, but it is not there "
+                f"{folder / file}: {ATTRIBUTES[0]} names it, but it is not there "
                 f"({absent} of {len(files)} chosen pictures are missing); get them, or remove their rows from the list"
             ) from None
         content.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
