@@ -181,15 +181,12 @@ class Stream(Sequence[Task]):
             raise InputError(f"names: {count} tasks need {count} different names, found {list(task_names)}")
         pixel_range = _checked_range(pixel_range)
         held_out, shares = _held_out_parts(count, valid, test)
-        data, task_of, labelled = _joined(
-            {TRAIN: tasks, **held_out}, None if shape is None else tuple(shape), pixel_range
-        )
+        data, task_of, labelled = _joined({TRAIN: tasks, **held_out}, shape, pixel_range)
         assert data.split is not None
-        if any(share != 0 for share in shares.values()):
-            seed = checked("seed", seed, WholeNumber)
-            for index, task_name in enumerate(task_names):
-                own = np.flatnonzero((task_of == index) & (data.split == TRAIN))
-                data.split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
+        seed = checked("seed", seed, WholeNumber)
+        for index, task_name in enumerate(task_names):
+            own = np.flatnonzero((task_of == index) & (data.split == TRAIN))
+            data.split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
         default_names = map(str, range(int(data.labels.max()) + 1)) if labelled else task_names
         how = "arrays: " + ", ".join(f"{key} {_describe(value)}" for key, value in shares.items())
         return build_stream(
@@ -281,7 +278,7 @@ def _held_out_parts(
 
 
 def _joined(
-    given: Mapping[int, Sequence[TaskData]], shape: tuple[int, ...] | None, pixel_range: tuple[float, float]
+    given: Mapping[int, Sequence[TaskData]], shape: Sequence[int] | None, pixel_range: tuple[float, float]
 ) -> tuple[Labelled, IntArray, bool]:
     """Return the images of all tasks and splits, the task of each, and whether they came with labels."""
     parts: list[NDArray[Any]] = []
