@@ -34,7 +34,6 @@ class SettingError(InputError):
 
     def __init__(self, setting: str, value: object, wanted: str) -> None:
         super().__init__(f"{{{setting}}} is {value!r}; it must be {wanted}")
-        self.setting, self.value, self.wanted = setting, value, wanted
 
 
 class RunError(BoovaeError, RuntimeError):
