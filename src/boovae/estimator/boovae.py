@@ -4,6 +4,7 @@ A thin layer: arrays, tensors or batches are converted to rows (`data/scaling.py
 methods and priors of the command line, and a saved estimator is a run folder (docs/estimator.md).
 """
 
+import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from boovae.config.choose import DataSummary
-from boovae.config.section import AtLeastOne, checked
+from boovae.config.section import AtLeastOne, checked, plain
 from boovae.data.arrays import as_images, as_numpy
 from boovae.data.batches import check_kind, concatenated, images_of_batch, is_batches, spooled
 from boovae.data.scaling import Rows, Scaling, blocks_of, divided, in_given_shape, model_shape
@@ -30,7 +31,7 @@ from boovae.data.tasks import ImageSpec, Split, Task
 from boovae.errors import InputError
 from boovae.estimator.detection import Score, TaskFinder, Trial, Waiting
 from boovae.estimator.parameters import check_parameters, check_same_model, task_settings
-from boovae.estimator.persistence import load_model, save_model
+from boovae.estimator.persistence import Record, load_model, save_model
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiling_pays
@@ -513,14 +514,31 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, without pickle, and return the folder; an earlier save there is replaced."""
-        _ = self._learned
+        seed, scaling = self._learned.settings.training.seed, self.scaling_
         self._check_none_waits()
-        return save_model(self, Path(folder))
+        # Parameter searches produce NumPy's numbers, which JSON does not know.
+        parameters = {name: plain(value) for name, value in self.get_params(deep=False).items()}
+        parameters["device"] = str(self.device)
+        parameters["settings"] = {name: plain(value) for name, value in (self.settings or {}).items()} or None
+        if not isinstance(self.random_state, numbers.Integral | None):
+            parameters["random_state"] = seed  # a generator cannot be stored
+        names = [str(name) for name in getattr(self, "feature_names_in_", [])]
+        learned = () if scaling.grey else (scaling.centre.tolist(), scaling.scale.tolist())
+        record = Record(parameters, self.image_shape_, names, scaling.grey, *learned)
+        return save_model(Path(folder), record, self.trainer_, self._events)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
         """Return the model that `save`, or `boovae train --replicas 1`, wrote to a folder."""
-        return load_model(cls, Path(folder), device)
+        record, trainer, events = load_model(Path(folder), device)
+        model = cls(**{**record.parameters, "device": device})
+        model.scaling_ = record.scaling()
+        model.image_shape_ = record.image_shape
+        model.n_features_in_ = math.prod(record.image_shape)
+        if record.feature_names:
+            model.feature_names_in_ = np.array(record.feature_names, dtype=object)
+        model.trainer_, model._events = trainer, events
+        return model
 
     def _check_none_waits(self) -> None:
         if self._waiting is not None and self._waiting.count:
