@@ -15,7 +15,7 @@ from torch import Tensor, distributions
 
 from boovae.cli.main import main
 from boovae.data import ImageSpec, Stream, load_stream
-from boovae.data.borders import recut
+from boovae.data.tasks import recut
 from boovae.errors import InputError
 from boovae.estimator.detection import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo_and_kl, find_borders
 from boovae.methods import resolve

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
@@ -237,12 +239,12 @@ def build_stream(
         classes = tuple(int(label) for label in np.unique(data.labels[task_of == index]))
         tasks.append(Task(task_name, **parts, classes=classes))
     record = {"dataset": name, "seed": seed, "how": data.how, "binarize": binarize, **(extra or {})}
-    record |= sizes_record(tasks)
+    record |= _sizes_record(tasks)
     record["digest"] = _digest(data, pixel_range, binarize, seed)
     return Stream(name, data.images.shape[1:], data.class_names, pixel_range, binarize, record, tuple(tasks))
 
 
-def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
+def _sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
     """Return the numbers of images, in total and per task, for the record of a split."""
     per_task = [
         {"name": task.name, "classes": list(task.classes)}
@@ -250,6 +252,48 @@ def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
         for task in tasks
     ]
     return {"sizes": {split: sum(task[split] for task in per_task) for split in SPLITS}, "tasks": per_task}
+
+
+def recut(stream: Stream, borders: Sequence[int]) -> Stream:
+    """Return the stream with its sequence of training images cut at `borders` (positions in that sequence).
+
+    Validation and test images are cut in proportion: a border after a third of a task's training images also falls
+    after a third of its validation images.
+
+    >>> stream = Stream.from_tasks([np.zeros((100, 4)), np.ones((100, 4))])
+    >>> [len(task.train.images) for task in recut(stream, [40])], [task.classes for task in recut(stream, [40])]
+    ([40, 122], [(0,), (0, 1)])
+    """
+    total = sum(len(task.train.images) for task in stream)
+    ends = [0, *borders, total]
+    if any(later <= earlier for earlier, later in itertools.pairwise(ends)):
+        raise InputError(
+            f"{{borders}} is {list(borders)}; they must increase and lie between 1 and {total - 1}: "
+            f"there are {total} training images"
+        )
+    tasks = []
+    for number, pieces in enumerate(zip(*(_pieces(stream, name, ends) for name in SPLITS), strict=True), start=1):
+        parts = dict(zip(SPLITS, pieces, strict=True))
+        for name, part in parts.items():
+            if not len(part.images):
+                raise InputError(f"{{borders}}: task {number} would have no {name} image; remove a border")
+        labels = torch.cat([part.labels for part in pieces])
+        tasks.append(Task(str(number), **parts, classes=tuple(labels.unique().tolist())))
+    record = {**stream.split_record, "borders": list(borders), **_sizes_record(tasks)}
+    return replace(stream, tasks=tuple(tasks), split_record=record, unsliced=None)
+
+
+def _pieces(stream: Stream, name: str, ends: Sequence[int]) -> list[Split]:
+    """Return the images of one split, cut in proportion to the training images."""
+    splits = [getattr(task, name) for task in stream]
+    images, labels = map(torch.cat, zip(*splits, strict=True))
+    counts, own = [len(task.train.images) for task in stream], [len(split.images) for split in splits]
+    before, own_before = (list(itertools.accumulate(sizes, initial=0)) for sizes in (counts, own))
+    places = []
+    for end in ends:
+        task = min(bisect(before, end), len(counts)) - 1
+        places.append(own_before[task] + round((end - before[task]) / counts[task] * own[task]))
+    return [Split(images[a:b], labels[a:b]) for a, b in itertools.pairwise(places)]
 
 
 def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
