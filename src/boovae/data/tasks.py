@@ -182,8 +182,13 @@ class Stream(Sequence[Task]):
         if len(task_names) != count or len(set(task_names)) != count:
             raise InputError(f"names: {count} tasks need {count} different names, found {list(task_names)}")
         pixel_range = _checked_range(pixel_range)
-        held_out, shares = _held_out_parts(count, valid, test)
-        data, task_of, labelled = _joined({TRAIN: tasks, **held_out}, shape, pixel_range)
+        held = {VALID: valid, TEST: test}
+        shares = {SPLITS[code]: part if isinstance(part, float | int | None) else 0 for code, part in held.items()}
+        given = {code: part for code, part in held.items() if not isinstance(part, float | int | None)}
+        for code, part in given.items():
+            if _count_tasks(part, SPLITS[code]) != count:
+                raise InputError(f"{SPLITS[code]}: {len(part)} entries for {count} tasks; pass one per task")
+        data, task_of, labelled = _joined({TRAIN: tasks, **given}, shape, pixel_range)
         assert data.split is not None
         seed = checked("seed", seed, WholeNumber)
         for index, task_name in enumerate(task_names):
@@ -302,23 +307,6 @@ def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
     if not len(tasks):
         raise InputError(f"{where}: no tasks; pass at least one")
     return len(tasks)
-
-
-def _held_out_parts(
-    count: int, valid: Sequence[TaskData] | Held, test: Sequence[TaskData] | Held
-) -> tuple[dict[int, Sequence[TaskData]], dict[str, Held]]:
-    """Return the validation and test data that were passed, by split, and the shares to draw for each split."""
-    given: dict[int, Sequence[TaskData]] = {}
-    shares: dict[str, Held] = {}
-    for code, held in ((VALID, valid), (TEST, test)):
-        shares[SPLITS[code]] = 0
-        if held is None or isinstance(held, (int, float)):
-            shares[SPLITS[code]] = held
-        elif _count_tasks(held, SPLITS[code]) != count:
-            raise InputError(f"{SPLITS[code]}: {len(held)} entries for {count} tasks; pass one per task")
-        else:
-            given[code] = held
-    return given, shares
 
 
 def _joined(
