@@ -213,13 +213,10 @@ CORE_NAMES = frozenset({"method", *(item.name for kind in CORE.values() for item
 
 def to_toml(settings: Settings, sections: Sequence[type[Section]] = ()) -> str:
     """Return the settings as TOML, one table per section; `sections` are the method's, written with every value."""
-    tables: dict[str, Any] = {"method": settings.method}
-    if settings.chosen:
-        tables["chosen"] = list(settings.chosen)
-    for name in CORE:
-        tables[name] = _written(asdict(getattr(settings, name)))
+    head = {"method": settings.method, "chosen": settings.chosen or None}
+    core = {name: _written(asdict(getattr(settings, name))) for name in CORE}
     own = {name: value for kind in sections for name, value in asdict(settings.of(kind)).items()}
-    return tomli_w.dumps(tables | {"method_settings": _written({**dict(settings.own), **own})})
+    return tomli_w.dumps(_written(head) | core | {"method_settings": _written({**dict(settings.own), **own})})
 
 
 def _written(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,10 +116,8 @@ def select(attributes: Path, partition: Path) -> tuple[list[str], IntArray, IntA
     unknown = [name for name in (*HAIR, *NONE_OF) if name not in names]
     if unknown:
         raise InputError(f"{attributes}: no attribute '{unknown[0]}' among its {len(names)}; get a fresh copy")
-    column = {name: marks[:, place] for place, name in enumerate(names)}
-    hair = np.stack([column[name] for name in HAIR], 1)
-    wanted = (hair.sum(1) == 1) & ~np.any([column[name] for name in NONE_OF], 0)
-    rows = np.flatnonzero(wanted)
+    hair, others = (marks[:, [names.index(name) for name in group]] for group in (HAIR, NONE_OF))
+    rows = np.flatnonzero((hair.sum(1) == 1) & ~others.any(1))
     if not len(rows):
         raise InputError(f"{attributes}: no picture has exactly one hair colour; is the file complete?")
     split_of = read_partition(partition)
