@@ -314,7 +314,7 @@ class Learner:
             return real, labels
         draw = Draw("normal", (real.shape[1], trainer.settings.model.latent_dim))
         noise = replicas.generators.draw(draw, "reconstruct", trainer.tasks_done)
-        return torch.cat([real, _reconstructed(trainer, real, noise)], 1), torch.cat([labels, labels], 1)
+        return torch.cat([real, replicas.map(_reconstructed, real, noise)], 1), torch.cat([labels, labels], 1)
 
     @torch.no_grad()
     def _answers(self, test: Tensor) -> Tensor:
@@ -328,18 +328,15 @@ class Learner:
         scores = scores.log_softmax(-1)
         if not self.experiment.options.reconstruct:
             return scores
-        each = test.expand(len(self.trainer.replicas), -1, -1)
+        replicas = self.trainer.replicas
+        each = test.expand(len(replicas), -1, -1)
         still = torch.zeros(*each.shape[:2], self.trainer.settings.model.latent_dim, device=test.device)
-        return scores + self.classifiers.logits(_reconstructed(self.trainer, each, still)).log_softmax(-1)
+        return scores + self.classifiers.logits(replicas.map(_reconstructed, each, still)).log_softmax(-1)
 
 
-def _reconstructed(trainer: Trainer, images: Tensor, noise: Tensor) -> Tensor:
-    """Return reconstructions of images (R, n, D); zero noise decodes the posterior means."""
-
-    def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
-        return model.images(model.posterior(x).rsample(noise))
-
-    return trainer.replicas.map(one, images, noise)
+def _reconstructed(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
+    """Return the reconstructions of images (n, D) by one model; zero noise decodes the posterior means."""
+    return model.images(model.posterior(x).rsample(noise))
 
 
 def earlier_samples(
