@@ -28,7 +28,7 @@ from torch import Tensor
 from boovae.config import Settings
 from boovae.config.choose import choose
 from boovae.config.resolve import read_toml
-from boovae.data.scaling import Rows, Scaling
+from boovae.data.scaling import Rows
 from boovae.data.summary import summarise
 from boovae.data.tasks import Split, Stream, Task
 from boovae.errors import InputError
@@ -174,14 +174,13 @@ class TaskFinder:
 
 @dataclass
 class Waiting:
-    """The scaled images of the task that has not ended, and the finder of its end.
+    """The images of the task that has not ended, and the finder of its end, which has scaled ones.
 
-    The first images of a stream wait unscaled; once there are enough for a trial, they determine the scaling.
+    The first images of a stream wait unscaled, until there are enough for a trial. `scaled` scales rows.
     """
 
     seed: int
     finder: TaskFinder
-    scaling: Scaling | None = None
     raw: list[Rows] = field(default_factory=list)
 
     @property
@@ -193,26 +192,19 @@ class Waiting:
         """Return an independent copy."""
         return replace(self, finder=self.finder.copy(), raw=list(self.raw))
 
-    def feed(self, rows: Rows, likelihood: str) -> Iterator[Rows]:
-        """Add images (n, D); yield the tasks that have ended, each as scaled rows (m, D)."""
-        self.raw.append(rows)
-        if self.scaling is not None or self.count >= self.finder.first:
-            for images in self.finder.feed(torch.from_numpy(self._scaled(likelihood))):
-                yield images.numpy()
+    def ended(self, scaled: Callable[[Rows], Rows]) -> Iterator[Rows]:
+        """Scale what waits unscaled; yield the tasks that have ended, each as scaled rows (m, D)."""
+        rows, self.raw = scaled(np.concatenate(self.raw)), []
+        for images in self.finder.feed(torch.from_numpy(rows)):
+            yield images.numpy()
 
-    def rest(self, likelihood: str) -> Rows | None:
+    def rest(self, scaled: Callable[[Rows], Rows]) -> Rows | None:
         """Return all waiting images as scaled rows, or None if there are none."""
         images = self.finder.finish()
         parts = [] if images is None else [images.numpy()]
         if self.raw:
-            parts.append(self._scaled(likelihood))
+            parts.append(scaled(np.concatenate(self.raw)))
         return np.concatenate(parts) if parts else None
-
-    def _scaled(self, likelihood: str) -> Rows:
-        raw, self.raw = np.concatenate(self.raw), []
-        if self.scaling is None:
-            self.scaling = Scaling.learned(raw, likelihood)
-        return self.scaling.forward(raw)
 
 
 # --- with a trainer -------------------------------------------------------------------------------------------------
