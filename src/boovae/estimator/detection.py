@@ -138,6 +138,7 @@ class TaskFinder:
             if end is None:
                 return
             self._images, self._detectors = whole[end:], []
+            del self._score  # and with it the model of the trial, before the task is learned
             yield whole[:end]
 
     def _end(self, whole: Tensor) -> int | None:
@@ -162,7 +163,7 @@ class TaskFinder:
         """Train a trial on the first images, except a few that become the reference."""
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
         held = max(2, round(HELD_OUT * len(images)))
-        self._score = self.trial(images[order[held:]])
+        self._score: Score = self.trial(images[order[held:]])
         self._detectors = [ChangeDetector(values) for values in self._score(images[order[:held]]).unbind(1)]
         self._learned = len(images)
 
