@@ -1,12 +1,11 @@
-"""How fast are faces decoded? Compare a plain Pillow loop in one process with the decoder of boovae.
+"""How fast are faces decoded? Compare a plain Pillow loop with the decoder of boovae, which uses several threads.
 
     python benchmarks/decoding.py --images 8000 --workers 2
 
 It writes a thousand synthetic pictures of CelebA's size (smooth colours with edges and grain) and about its file size
 (9 kB) to a temporary folder, and decodes them repeatedly. Loop and decoder take turns for several rounds, and the
 median round counts, so that a busy machine affects both alike. CPU time is measured as well, because it depends less on
-other processes. The files come from the page cache, so the times exclude the disk; they include starting the decoder's
-processes.
+other processes. The files come from the page cache, so the times exclude the disk.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import argparse
 import itertools
 import os
 import platform
-import resource
 import statistics
 import tempfile
 import time
@@ -28,8 +26,7 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from boovae.data.celeba import VIEWS
-from boovae.data.decoding import View, decode_pictures
+from boovae.data.celeba import VIEWS, View, decode_pictures
 
 Bytes = NDArray[np.uint8]
 #: JPEG quality at which the synthetic pictures have the file size of CelebA's.
@@ -39,7 +36,7 @@ WRITTEN = 1000
 
 
 class Took(NamedTuple):
-    """Seconds of a round: wall time, and CPU time of all processes."""
+    """Seconds of a round: wall time, and CPU time of all threads."""
 
     wall: float
     processors: float
@@ -49,7 +46,7 @@ def main() -> None:
     """Time loop and decoder and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=8000, help="pictures to decode in a round")
-    parser.add_argument("--workers", type=int, default=2, help="processes of the decoder")
+    parser.add_argument("--workers", type=int, default=2, help="threads of the decoder")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--side", type=int, choices=tuple(VIEWS), default=32, help="pixels of a decoded picture")
     asked = parser.parse_args()
@@ -68,9 +65,9 @@ def measure(folder: Path, files: list[str], view: View, workers: int, rounds: in
         found["loop"] = plain_loop(folder, files, view)
 
     def decoder() -> None:
-        decode_pictures(files, folder, out, view, workers=workers)
+        decode_pictures(files, folder, out, view, lambda done: None, workers)
 
-    ways: dict[str, Callable[[], None]] = {"plain loop": loop, f"boovae, {workers} processes": decoder}
+    ways: dict[str, Callable[[], None]] = {"plain loop": loop, f"boovae, {workers} threads": decoder}
     took: dict[str, list[Took]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -122,15 +119,10 @@ def write_pictures(folder: Path, count: int) -> list[str]:
 
 
 def timed(way: Callable[[], None]) -> Took:
-    """Return the times of a round, child processes included."""
-    wall, busy = time.perf_counter(), _processors()
+    """Return the times of a round."""
+    wall, busy = time.perf_counter(), time.process_time()
     way()
-    return Took(time.perf_counter() - wall, _processors() - busy)
-
-
-def _processors() -> float:
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return sum(found.ru_utime + found.ru_stime for found in map(resource.getrusage, kinds))
+    return Took(time.perf_counter() - wall, time.process_time() - busy)
 
 
 def _mean_shift(ours: Bytes, theirs: Bytes) -> float:

@@ -5,8 +5,6 @@ error is shown: in Python as `batch_size` and `normalisation='group'`, on the co
 `--normalisation group`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -36,7 +34,6 @@ class SettingError(InputError):
 
     def __init__(self, setting: str, value: object, wanted: str) -> None:
         super().__init__(f"{{{setting}}} is {value!r}; it must be {wanted}")
-        self.setting, self.value, self.wanted = setting, value, wanted
 
 
 class RunError(BoovaeError, RuntimeError):

@@ -1,7 +1,5 @@
 """Write files atomically, read files from untrusted sources, and lock folders."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -94,14 +92,12 @@ def hold_folder(folder: Path) -> int:
         raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder ({{out}})") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        raise InputError(f"{folder} is in use by another process: wait for it or choose another {{out}}") from None
-    except OSError as error:  # a file system without locks
-        os.close(descriptor)
-        raise InputError(
-            f"{folder} cannot be locked: {error.strerror}; choose a folder on another file system ({{out}})"
-        ) from error
+        problem = f"cannot be locked: {error.strerror}; choose a folder on another file system ({{out}})"
+        if isinstance(error, BlockingIOError):
+            problem = "is in use by another process: wait for it or choose another {out}"
+        raise InputError(f"{folder} {problem}") from error
     return descriptor
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, distributions
 
 from boovae.cli.main import main
 from boovae.data import ImageSpec, Stream, load_stream
-from boovae.data.borders import recut
+from boovae.data.tasks import recut
 from boovae.errors import InputError
 from boovae.estimator.detection import LATENTS, ChangeDetector, Score, TaskFinder, Trial, elbo_and_kl, find_borders
 from boovae.methods import resolve
@@ -74,7 +74,7 @@ def test_a_reference_must_have_values() -> None:
 def nearest(images: Tensor) -> Score:
     """A trial that learns the mean of its images and scores others by their distance."""
     centre = images.mean(0)
-    return lambda others: -(others - centre).square().sum(1)
+    return lambda others: -(others - centre).square().sum(1, keepdim=True)
 
 
 def levels(sizes: list[int]) -> Tensor:

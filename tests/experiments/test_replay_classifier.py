@@ -17,8 +17,7 @@ from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.experiments import replay_classifier as replay
 from boovae.experiments.classifiers import MLP, UNSEEN, Classifiers, accuracies, class_scores
-from boovae.experiments.replay_classifier import curves, draw
-from boovae.experiments.replay_curve import Point, earlier_samples
+from boovae.experiments.replay_classifier import Point, curves, draw, earlier_samples
 from boovae.methods.boo import BooSettings
 from boovae.training.trainer import Observer, Trainer
 from conftest import tiny, trained

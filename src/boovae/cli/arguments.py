@@ -1,7 +1,5 @@
 """The arguments of each command, besides the settings of a run. Imports neither torch nor anything else slow."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from dataclasses import dataclass

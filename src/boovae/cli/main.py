@@ -1,7 +1,5 @@
 """The command line: parses words into a command with arguments and settings, turns errors into exit codes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -97,16 +95,20 @@ def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
     given |= {key: value for key, value in kind.own_defaults.items() if key not in named}
     settings = resolve(given, first.config, first.preset)
     sections = list(REGISTRY.sections(settings.method))
-    _refuse_other_flags(words, settings.method)
+    flags = [_setting_of(word) for word in words if word.startswith("--")]
+    if "strengths" in flags:
+        raise InputError(
+            "{strengths} was removed: each setting of a method has its own flag, for example {ewc_strength=3}"
+        )
+    refuse_foreign(flags, settings.method, REGISTRY)
     if first.help_all:
         words, sections = ["--help"], REGISTRY.all_sections()
     arguments, flat = _asked(name, kind, words, settings, sections, hide=first.help and not first.help_all)
-    named_here = {_setting_of(word) for word in words}
-    return arguments, from_mapping(flat | {"chosen": [each for each in settings.chosen if each not in named_here]})
+    return arguments, from_mapping(flat | {"chosen": [each for each in settings.chosen if each not in flags]})
 
 
 def _setting_of(word: str) -> str:
-    """Return the setting that a word of the command line names, if it is a flag."""
+    """Return the setting that a flag names."""
     return word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
 
 
@@ -131,18 +133,6 @@ def _first_look(words: list[str]) -> argparse.Namespace:
         return parser.parse_known_args(words)[0]
     except argparse.ArgumentError as error:
         raise InputError(f"{error.argument_name} has no value") from None
-
-
-def _refuse_other_flags(words: Sequence[str], method: str) -> None:
-    """Refuse settings of methods other than the chosen one, and a flag that was removed."""
-    from boovae.methods import REGISTRY
-
-    flags = [_setting_of(word) for word in words if word.startswith("--")]
-    if "strengths" in flags:
-        raise InputError(
-            "{strengths} was removed: each setting of a method has its own flag, for example {ewc_strength=3}"
-        )
-    refuse_foreign(flags, method, REGISTRY)
 
 
 def _asked(
@@ -182,16 +172,12 @@ def _unchecked(kind: Any, *, hide: bool, chosen: Sequence[str] = ()) -> Any:
 
     The help says of `chosen` fields that their default comes from the data.
     """
-    changed = []
-    for item in fields(kind):
-        if hide and item.name in kind.advanced:
-            changed.append((item.name, Annotated[hints(kind)[item.name], tyro.conf.Suppress], item))
-        elif item.name in chosen:
-            changed.append((item.name, Annotated[hints(kind)[item.name], _FROM_DATA], item))
+    marks = dict.fromkeys(chosen, _FROM_DATA) | dict.fromkeys(kind.advanced if hide else (), tyro.conf.Suppress)
+    marked = [item for item in fields(kind) if item.name in marks]
+    changed = [(item.name, Annotated[hints(kind)[item.name], marks[item.name]], item) for item in marked]
     nothing = {"__post_init__": lambda self: None}
     made = make_dataclass(kind.__name__, changed, bases=(kind,), namespace=nothing, frozen=True)
-    command = issubclass(kind, kinds.Configured)
-    made.__doc__ = "Evaluation, output and device." if command else kind.__doc__
+    made.__doc__ = "Evaluation, output and device." if issubclass(kind, kinds.Configured) else kind.__doc__
     return made
 
 

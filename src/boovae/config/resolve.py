@@ -2,8 +2,6 @@
 and the default; where nobody gave a value, some are chosen from the data instead (`choose.py`).
 """
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence, Set

@@ -4,10 +4,9 @@ The core has four of them (`settings.py`); each method, inside the package or ou
 Names are unique over all sections, so flags, TOML files and keywords can all refer to a setting by its name alone.
 """
 
-from __future__ import annotations
-
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -44,19 +43,13 @@ class Section:
             object.__setattr__(self, item.name, value)
 
 
-def hints(kind: type) -> dict[str, Any]:
-    """Return the type of every setting of a section, with its limits."""
-    return _hints(kind)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+#: Returns the type of every setting of a section, with its limits.
+hints: Callable[[type], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
     """Check a value and convert it to its type: TOML has lists for tuples, NumPy its own numbers."""
-    value = _plain(value)
+    value = plain(value)
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, int) and not -(2**63) <= item < 2**63:
             raise InputError(f"{{{name}}} is too large; it must fit into 64 bits")
@@ -73,10 +66,10 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         raise SettingError(name, value, wanted(found)) from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert NumPy's numbers and arrays, also those within a list, to Python's."""
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 

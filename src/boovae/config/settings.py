@@ -4,13 +4,11 @@ The settings of methods are declared beside the methods; `Settings.own` holds th
 returns them as typed sections.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import tomli_w
 
@@ -144,7 +142,7 @@ class TrainingSettings(Section):
         >>> [TrainingSettings(epoch_steps=20).batch_of(images) for images in (20, 48, 2000, 60000)]
         [20, 24, 100, 250]
         """
-        batch = min(fitted_batch(images, self.batch_size, self.epoch_steps), images)
+        batch = min(self.batch_size, max(images // self.epoch_steps, SMALLEST_BATCH), images)
         if self.epoch_steps == 1:
             return batch
         return images // -(-images // batch)  # even batches, so that no image of a small task is left over
@@ -190,7 +188,7 @@ class Settings:
         core = {name: value for section in CORE for name, value in asdict(getattr(self, section)).items()}
         return {"method": self.method, **core, **dict(self.own)}
 
-    def changed(self, **values: Any) -> Settings:
+    def changed(self, **values: Any) -> Self:
         """Return settings with other values; a name that is not a core setting belongs to the method.
 
         >>> Settings().changed(epochs=3, method="ewc", ewc_strength=10.0).own
@@ -201,8 +199,8 @@ class Settings:
         for section, kind in CORE.items():
             given = {item.name: values.pop(item.name) for item in fields(kind) if item.name in values}
             sections[section] = replace(getattr(self, section), **given)
-        own = {**dict(self.own), **values}
-        return replace(self, method=method, own=tuple(sorted(own.items())), **sections)  # type: ignore[arg-type]
+        own = tuple(sorted({**dict(self.own), **values}.items()))
+        return replace(self, method=method, own=own, **sections)  # type: ignore[arg-type]
 
 
 #: The core sections by their field in `Settings`.
@@ -216,20 +214,12 @@ CORE: dict[str, type[Section]] = {
 CORE_NAMES = frozenset({"method", *(item.name for kind in CORE.values() for item in fields(kind))})
 
 
-def fitted_batch(images: int, most: int, steps: int) -> int:
-    """Return the batch size, at most `most`, that gives about `steps` steps per epoch of `images`."""
-    return min(most, max(images // steps, SMALLEST_BATCH))
-
-
 def to_toml(settings: Settings, sections: Sequence[type[Section]] = ()) -> str:
     """Return the settings as TOML, one table per section; `sections` are the method's, written with every value."""
-    tables: dict[str, Any] = {"method": settings.method}
-    if settings.chosen:
-        tables["chosen"] = list(settings.chosen)
-    for name in CORE:
-        tables[name] = _written(asdict(getattr(settings, name)))
+    head = {"method": settings.method, "chosen": settings.chosen or None}
+    core = {name: _written(asdict(getattr(settings, name))) for name in CORE}
     own = {name: value for kind in sections for name, value in asdict(settings.of(kind)).items()}
-    return tomli_w.dumps(tables | {"method_settings": _written({**dict(settings.own), **own})})
+    return tomli_w.dumps(_written(head) | core | {"method_settings": _written({**dict(settings.own), **own})})
 
 
 def _written(values: Mapping[str, Any]) -> dict[str, Any]:

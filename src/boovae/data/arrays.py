@@ -1,7 +1,5 @@
 """Accepted forms of images and labels, and the checks that every source passes through."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

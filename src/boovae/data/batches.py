@@ -4,12 +4,10 @@ Batches that may not fit into memory together are written to an unnamed temporar
 and which disappears with it.
 """
 
-from __future__ import annotations
-
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
+from types import NoneType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -22,23 +20,12 @@ from boovae.errors import InputError
 
 def check_kind(data: object) -> None:
     """Refuse data that cannot be images, with an error that lists what is accepted."""
-    none = data is None or isinstance(data, (str, bytes, PathLike, Mapping))
-    if none and not hasattr(data, "ndim"):  # SciPy has a sparse matrix that is a dictionary
+    # SciPy has a sparse matrix that is a dictionary, but with `ndim`.
+    if isinstance(data, (str, bytes, PathLike, Mapping, NoneType)) and not hasattr(data, "ndim"):
         raise InputError(
             f"X is a {type(data).__name__}; pass an array or tensor (n, features), (n, height, width) or "
             "(n, height, width, colours), or an iterable of such batches"
         )
-
-
-@contextmanager
-def hint_at_batches(data: object) -> Iterator[None]:
-    """Where a list cannot be read as an array, add to the error how to pass it as batches."""
-    try:
-        yield
-    except InputError as error:
-        if isinstance(data, (list, tuple)):
-            raise InputError(f"{error.text}; a list is read as one array; pass a list of batches as iter(X)") from error
-        raise
 
 
 def is_batches(data: object) -> TypeGuard[Iterable[Any]]:

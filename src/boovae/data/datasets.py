@@ -1,7 +1,5 @@
 """Load datasets by name as streams of tasks."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from boovae.config.resolve import packaged_toml
 from boovae.config.section import AtLeastOne, WholeNumber, checked
 from boovae.config.settings import Resize
 from boovae.data.arrays import TEST, TRAIN, VALID, Labelled, random_split
-from boovae.data.celeba import FOLDER as FACES
 from boovae.data.celeba import find_layout, find_prepared, read_celeba
 from boovae.data.download import DataFile, find_file, get_file
 from boovae.data.folders import read_folder
@@ -67,13 +64,10 @@ class FacesInfo(DatasetInfo):
         return find_layout(data_dir) if prepared is None else prepared.parent
 
 
-def _known_datasets() -> dict[str, DatasetInfo]:
-    tables = packaged_toml("boovae.data", "datasets.toml")
-    kinds = {name: FacesInfo if name.startswith(FACES) else DatasetInfo for name in tables}
-    return {name: msgspec.convert({"name": name, **table}, kinds[name]) for name, table in tables.items()}
-
-
-DATASETS = _known_datasets()
+DATASETS: dict[str, DatasetInfo] = {
+    name: msgspec.convert({"name": name, **table}, FacesInfo if name.startswith("celeba") else DatasetInfo)
+    for name, table in packaged_toml("boovae.data", "datasets.toml").items()
+}
 
 #: Names that contain a path; not in ``DATASETS`` because the data are the user's own.
 PATH_FORMS = {
@@ -164,8 +158,7 @@ def _stretched(images: NDArray[Any], pixel_range: tuple[float, float]) -> NDArra
     if images.dtype == np.uint8 or pixel_range == (0.0, 1.0):
         return images
     low, high = pixel_range
-    stretched: NDArray[Any] = low + (high - low) * images
-    return stretched
+    return low + (high - low) * images
 
 
 def _read_source(
@@ -195,10 +188,9 @@ def _digits(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labell
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    images = (bunch.images / 16).astype(np.float32)
+    images, labels = (bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64)
     split = random_split(len(images), (seed,), info.name, test=0.2, valid=0.1)
-    how = "random: a fifth is test, a tenth of the rest is valid"
-    return Labelled(images, bunch.target.astype(np.int64), split, info.class_names, how)
+    return Labelled(images, labels, split, info.class_names, "random: a fifth is test, a tenth of the rest is valid")
 
 
 def _mnist(info: DatasetInfo, data_dir: str | Path | None, seed: int) -> Labelled:
@@ -228,9 +220,8 @@ def _split_by_class(data: Labelled, seed: int) -> Labelled:
     if lacking:
         for label in np.unique(data.labels):
             own = np.flatnonzero((data.labels == label) & (split == TRAIN))
-            where = f"class '{data.class_names[label]}'"
             shares = {"valid": 0, "test": 0} | lacking
-            split[own] = random_split(len(own), (seed, int(label)), where, **shares)
+            split[own] = random_split(len(own), (seed, int(label)), f"class '{data.class_names[label]}'", **shares)
     drawn = " and ".join(f"a random tenth is {key}" for key in reversed(lacking))
     return data._replace(split=split, how=f"per class, {drawn}" if drawn else "as given")
 

@@ -1,7 +1,5 @@
 """Find the files of a dataset on disk, or download them."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence
@@ -57,11 +55,7 @@ def find_file(dataset: str, file: DataFile, data_dir: str | Path | None = None) 
 
 
 def get_file(
-    dataset: str,
-    file: DataFile,
-    mirrors: Sequence[str],
-    data_dir: str | Path | None = None,
-    remedy: str = "",
+    dataset: str, file: DataFile, mirrors: Sequence[str], data_dir: str | Path | None = None, remedy: str = ""
 ) -> Path:
     """Return the path of a file; download it into the cache if it is not on this disk.
 
@@ -69,13 +63,7 @@ def get_file(
     """
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise InputError(f"{{data_dir}} {data_dir}: no such folder; it should hold {dataset}/{file.name}")
-    path = find_file(dataset, file, data_dir)
-    if path is not None:
-        return path
-    if not mirrors or file.md5 is None:
-        found: Path | list[str] = ["there is no public copy with a known checksum"]
-    else:
-        found = _download(file, mirrors, cache_folder() / dataset)
+    found = find_file(dataset, file, data_dir) or _download(file, mirrors, cache_folder() / dataset)
     if isinstance(found, Path):
         return found
     lines = [
@@ -92,6 +80,8 @@ def _download(file: DataFile, mirrors: Sequence[str], folder: Path) -> Path | li
     import filelock
     import pooch
 
+    if not mirrors or file.md5 is None:
+        return ["there is no public copy with a known checksum"]
     pooch.get_logger().setLevel("WARNING")
     reasons = []
     try:

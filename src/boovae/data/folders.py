@@ -88,14 +88,12 @@ def _visible(folder: Path, natural: bool) -> tuple[list[Path], list[Path]]:
     """Return the sub-folders and the pictures of a folder, each sorted by name."""
     try:
         entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+        if natural:
+            entries.sort(key=_natural)
         folders = [entry for entry in entries if entry.is_dir()]
     except OSError as error:
         raise InputError(f"folder:{folder}: cannot be read ({error.strerror}); check the path") from error
-    pictures = [entry for entry in entries if entry.suffix.lower() in PICTURE_SUFFIXES and entry not in folders]
-    if natural:
-        folders.sort(key=_natural)
-        pictures.sort(key=_natural)
-    return folders, pictures
+    return folders, [entry for entry in entries if entry.suffix.lower() in PICTURE_SUFFIXES and entry not in folders]
 
 
 def _natural(path: Path) -> list[str | int]:

@@ -1,8 +1,5 @@
 """Read IDX and NPZ files; refuse damaged ones with an error that names the file."""
 
-from __future__ import annotations
-
-import contextlib
 import gzip
 import hashlib
 import math
@@ -10,7 +7,6 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -72,16 +68,10 @@ def _check_memory(size: int, where: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _open_unpacked(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("rb") as raw:
-        gzipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        if gzipped:
-            with gzip.GzipFile(fileobj=raw) as file:
-                yield cast(IO[bytes], file)
-        else:
-            yield raw
+def _open_unpacked(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        gzipped = file.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(path)) if gzipped else path.open("rb")
 
 
 def _read_idx_header(file: IO[bytes], path: Path) -> tuple[bytes, tuple[int, ...]]:

@@ -4,12 +4,10 @@ Grey values stay as they are; other numbers are standardised per feature, with t
 the first task.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +36,7 @@ class Scaling:
     scale: NDArray[np.float64]  # (D,)
 
     @classmethod
-    def learned(cls, rows: Rows, likelihood: str) -> Scaling:
+    def learned(cls, rows: Rows, likelihood: str) -> Self:
         """Return the scaling for rows (n, D) of a first task; `auto` treats values in [0, 1] as grey values."""
         low, high = _extent(rows)
         unchanged = cls(True, np.zeros(rows.shape[1]), np.ones(rows.shape[1]))

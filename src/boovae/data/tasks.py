@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
@@ -180,16 +182,18 @@ class Stream(Sequence[Task]):
         if len(task_names) != count or len(set(task_names)) != count:
             raise InputError(f"names: {count} tasks need {count} different names, found {list(task_names)}")
         pixel_range = _checked_range(pixel_range)
-        held_out, shares = _held_out_parts(count, valid, test)
-        data, task_of, labelled = _joined(
-            {TRAIN: tasks, **held_out}, None if shape is None else tuple(shape), pixel_range
-        )
+        held = {VALID: valid, TEST: test}
+        shares = {SPLITS[code]: part if isinstance(part, float | int | None) else 0 for code, part in held.items()}
+        given = {code: part for code, part in held.items() if not isinstance(part, float | int | None)}
+        for code, part in given.items():
+            if _count_tasks(part, SPLITS[code]) != count:
+                raise InputError(f"{SPLITS[code]}: {len(part)} entries for {count} tasks; pass one per task")
+        data, task_of, labelled = _joined({TRAIN: tasks, **given}, shape, pixel_range)
         assert data.split is not None
-        if any(share != 0 for share in shares.values()):
-            seed = checked("seed", seed, WholeNumber)
-            for index, task_name in enumerate(task_names):
-                own = np.flatnonzero((task_of == index) & (data.split == TRAIN))
-                data.split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
+        seed = checked("seed", seed, WholeNumber)
+        for index, task_name in enumerate(task_names):
+            own = np.flatnonzero((task_of == index) & (data.split == TRAIN))
+            data.split[own] = random_split(len(own), (seed, index), f"tasks[{index}] ('{task_name}')", **shares)
         default_names = map(str, range(int(data.labels.max()) + 1)) if labelled else task_names
         how = "arrays: " + ", ".join(f"{key} {_describe(value)}" for key, value in shares.items())
         return build_stream(
@@ -240,12 +244,12 @@ def build_stream(
         classes = tuple(int(label) for label in np.unique(data.labels[task_of == index]))
         tasks.append(Task(task_name, **parts, classes=classes))
     record = {"dataset": name, "seed": seed, "how": data.how, "binarize": binarize, **(extra or {})}
-    record |= sizes_record(tasks)
+    record |= _sizes_record(tasks)
     record["digest"] = _digest(data, pixel_range, binarize, seed)
     return Stream(name, data.images.shape[1:], data.class_names, pixel_range, binarize, record, tuple(tasks))
 
 
-def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
+def _sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
     """Return the numbers of images, in total and per task, for the record of a split."""
     per_task = [
         {"name": task.name, "classes": list(task.classes)}
@@ -253,6 +257,48 @@ def sizes_record(tasks: Sequence[Task]) -> dict[str, Any]:
         for task in tasks
     ]
     return {"sizes": {split: sum(task[split] for task in per_task) for split in SPLITS}, "tasks": per_task}
+
+
+def recut(stream: Stream, borders: Sequence[int]) -> Stream:
+    """Return the stream with its sequence of training images cut at `borders` (positions in that sequence).
+
+    Validation and test images are cut in proportion: a border after a third of a task's training images also falls
+    after a third of its validation images.
+
+    >>> stream = Stream.from_tasks([np.zeros((100, 4)), np.ones((100, 4))])
+    >>> [len(task.train.images) for task in recut(stream, [40])], [task.classes for task in recut(stream, [40])]
+    ([40, 122], [(0,), (0, 1)])
+    """
+    total = sum(len(task.train.images) for task in stream)
+    ends = [0, *borders, total]
+    if any(later <= earlier for earlier, later in itertools.pairwise(ends)):
+        raise InputError(
+            f"{{borders}} is {list(borders)}; they must increase and lie between 1 and {total - 1}: "
+            f"there are {total} training images"
+        )
+    tasks = []
+    for number, pieces in enumerate(zip(*(_pieces(stream, name, ends) for name in SPLITS), strict=True), start=1):
+        parts = dict(zip(SPLITS, pieces, strict=True))
+        for name, part in parts.items():
+            if not len(part.images):
+                raise InputError(f"{{borders}}: task {number} would have no {name} image; remove a border")
+        labels = torch.cat([part.labels for part in pieces])
+        tasks.append(Task(str(number), **parts, classes=tuple(labels.unique().tolist())))
+    record = {**stream.split_record, "borders": list(borders), **_sizes_record(tasks)}
+    return replace(stream, tasks=tuple(tasks), split_record=record, unsliced=None)
+
+
+def _pieces(stream: Stream, name: str, ends: Sequence[int]) -> list[Split]:
+    """Return the images of one split, cut in proportion to the training images."""
+    splits = [getattr(task, name) for task in stream]
+    images, labels = map(torch.cat, zip(*splits, strict=True))
+    counts, own = [len(task.train.images) for task in stream], [len(split.images) for split in splits]
+    before, own_before = (list(itertools.accumulate(sizes, initial=0)) for sizes in (counts, own))
+    places = []
+    for end in ends:
+        task = min(bisect(before, end), len(counts)) - 1
+        places.append(own_before[task] + round((end - before[task]) / counts[task] * own[task]))
+    return [Split(images[a:b], labels[a:b]) for a, b in itertools.pairwise(places)]
 
 
 def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
@@ -263,25 +309,8 @@ def _count_tasks(tasks: Sequence[TaskData], where: str) -> int:
     return len(tasks)
 
 
-def _held_out_parts(
-    count: int, valid: Sequence[TaskData] | Held, test: Sequence[TaskData] | Held
-) -> tuple[dict[int, Sequence[TaskData]], dict[str, Held]]:
-    """Return the validation and test data that were passed, by split, and the shares to draw for each split."""
-    given: dict[int, Sequence[TaskData]] = {}
-    shares: dict[str, Held] = {}
-    for code, held in ((VALID, valid), (TEST, test)):
-        shares[SPLITS[code]] = 0
-        if held is None or isinstance(held, (int, float)):
-            shares[SPLITS[code]] = held
-        elif _count_tasks(held, SPLITS[code]) != count:
-            raise InputError(f"{SPLITS[code]}: {len(held)} entries for {count} tasks; pass one per task")
-        else:
-            given[code] = held
-    return given, shares
-
-
 def _joined(
-    given: Mapping[int, Sequence[TaskData]], shape: tuple[int, ...] | None, pixel_range: tuple[float, float]
+    given: Mapping[int, Sequence[TaskData]], shape: Sequence[int] | None, pixel_range: tuple[float, float]
 ) -> tuple[Labelled, IntArray, bool]:
     """Return the images of all tasks and splits, the task of each, and whether they came with labels."""
     parts: list[NDArray[Any]] = []

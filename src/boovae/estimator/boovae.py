@@ -4,8 +4,7 @@ A thin layer: arrays, tensors or batches are converted to rows (`data/scaling.py
 methods and priors of the command line, and a saved estimator is a run folder (docs/estimator.md).
 """
 
-from __future__ import annotations
-
+import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,16 +22,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from boovae.config.choose import DataSummary
-from boovae.config.section import AtLeastOne, checked
+from boovae.config.section import AtLeastOne, checked, plain
 from boovae.data.arrays import as_images, as_numpy
-from boovae.data.batches import check_kind, concatenated, hint_at_batches, images_of_batch, is_batches, spooled
+from boovae.data.batches import check_kind, concatenated, images_of_batch, is_batches, spooled
 from boovae.data.scaling import Rows, Scaling, blocks_of, divided, in_given_shape, model_shape
 from boovae.data.summary import summarise
 from boovae.data.tasks import ImageSpec, Split, Task
 from boovae.errors import InputError
 from boovae.estimator.detection import Score, TaskFinder, Trial, Waiting
 from boovae.estimator.parameters import check_parameters, check_same_model, task_settings
-from boovae.estimator.persistence import load_model, save_model
+from boovae.estimator.persistence import Record, load_model, save_model
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device, compiling_pays
@@ -188,47 +187,40 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def _learn(self, data: Data) -> Self:
         """Learn data as one task."""
         self._check()
-        rows, scaling = self._task_rows(data)
-        return self._learn_rows(rows, scaling, self._seed())
+        return self._learn_rows(self._task_rows(data), self._seed())
 
-    def _learn_rows(self, rows: Rows, scaling: Scaling, seed: int) -> Self:
+    def _learn_rows(self, rows: Rows, seed: int) -> Self:
         """Learn scaled rows (n, D) as a task; the rows may be modified."""
         first = not self.__sklearn_is_fitted__()
         index = 0 if first else self.trainer_.tasks_done
         train, valid = divided(rows, self.validation_fraction, np.random.default_rng([seed, index]))
         task = Task(str(index), _split(train), _split(valid), _split(rows[:0]), (index,))
         with closing(make_display(quiet=not self.verbose)) as display:
-            trainer = self._trainer(self.get_params(deep=False), rows, scaling, seed, task.train.images)
+            trainer = self._trainer(self.get_params(deep=False), rows, seed, task.train.images)
             watcher = Watch(display, None if first else self.trainer_.settings.flat())
             display.task(index, index + 1, task.name, trainer.settings.training.epochs)
             trainer.learn(task, watcher)
-        if trainer.frozen.any():
-            warnings.warn(
-                f"task {task.name} diverged repeatedly; the model was reset to its best state: lower learning_rate",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
-        if trainer.collapsed.any():
-            warnings.warn(
-                f"task {task.name} was learned as its average alone: the posterior has collapsed, so samples and codes "
-                "say nothing about its images; try settings={'kl_weight': 0.5}, more epochs or a smaller batch_size",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
-        self.scaling_ = scaling
+        problems = {
+            "diverged repeatedly; the model was reset to its best state: lower learning_rate": trainer.frozen,
+            "was learned as its average alone: the posterior has collapsed, so samples and codes say nothing about its "
+            "images; try settings={'kl_weight': 0.5}, more epochs or a smaller batch_size": trainer.collapsed,
+        }
+        for problem, replicas in problems.items():
+            if replicas.any():
+                warnings.warn(f"task {task.name} {problem}", ConvergenceWarning, stacklevel=4)
         self.trainer_ = copied_to(trainer, trainer.device)  # without the images
         self._events = watcher.events if first else [*self._events, *watcher.events]
         return self
 
-    def _trainer(self, parameters: dict[str, Any], rows: Rows, scaling: Scaling, seed: int, images: Tensor) -> Trainer:
+    def _trainer(self, parameters: dict[str, Any], rows: Rows, seed: int, images: Tensor) -> Trainer:
         """Return a trainer with all that was learned, for a task of scaled rows (n, D), training on `images`."""
         device, compile = choose_device(str(self.device)), parameters["compile"]
-        extent = scaling.extent(rows)
+        extent = self.scaling_.extent(rows)
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         if before is not None:
             extent = min(extent[0], before.spec.pixel_range[0]), max(extent[1], before.spec.pixel_range[1])
         spec = ImageSpec(model_shape(self.image_shape_), extent)
-        data = summarise(images, spec, pixels=scaling.grey)
+        data = summarise(images, spec, pixels=self.scaling_.grey)
         settings, choices = task_settings(parameters, data, seed, before.settings if before else None)
         compile = compiling_pays(len(images), settings, device) if compile == "auto" else bool(compile)
         trainer = Trainer(settings, spec, device=device, compile=compile, choices=choices)
@@ -271,9 +263,10 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         waiting = self._stream()
         batches = self._read_batches(data, first=first) if is_batches(data) else [self._read(data, first=first)]
         for rows in batches:
-            for ended in waiting.feed(rows, self.likelihood):
-                assert waiting.scaling is not None
-                self._learn_rows(ended, waiting.scaling, waiting.seed)
+            waiting.raw.append(rows)
+            if hasattr(self, "scaling_") or waiting.count >= self.detect_first:
+                for ended in waiting.ended(self._scaled):
+                    self._learn_rows(ended, waiting.seed)
         self._waiting = waiting
         return self
 
@@ -281,7 +274,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         """Return a copy of the waiting images with the current parameters, or a new, empty one."""
         finder = TaskFinder(lambda images: self._trial(images, waiting), self.detect_first, self.detect_most)
         if self._waiting is None:
-            waiting = Waiting(self._seed(), finder, self.scaling_ if self.__sklearn_is_fitted__() else None)
+            waiting = Waiting(self._seed(), finder)
         else:
             waiting = self._waiting.copy()
             waiting.finder.trial, waiting.finder.first, waiting.finder.most = finder.trial, finder.first, finder.most
@@ -289,10 +282,9 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def _trial(self, images: Tensor, waiting: Waiting) -> Score:
         """Train a copy of the model on the beginning of a task, with a schedule independent of the user's."""
-        assert waiting.scaling is not None
         open_again: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "compile": False}
         parameters = self.get_params(deep=False) | open_again
-        trainer = self._trainer(parameters, images.numpy(), waiting.scaling, waiting.seed, images)
+        trainer = self._trainer(parameters, images.numpy(), waiting.seed, images)
         return Trial(trainer)(images)
 
     def _learn_rest(self) -> Self:
@@ -301,28 +293,35 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         if ended is None:
             return self
         ended = ended.copy()  # so that the original can be restored if learning fails
-        rows = ended.rest(self.likelihood)
-        if rows is None:
-            return self
-        assert ended.scaling is not None
-        return self._learn_rows(rows, ended.scaling, ended.seed)
+        rows = ended.rest(self._scaled)
+        return self if rows is None else self._learn_rows(rows, ended.seed)
 
     # --- data in and out ----------------------------------------------------------------------------------------
 
-    def _task_rows(self, data: Data) -> tuple[Rows, Scaling]:
-        """Return a scaled copy of a task's rows (n, D), which may be modified, and the scaling."""
+    def _task_rows(self, data: Data) -> Rows:
+        """Return a scaled copy of a task's rows (n, D), which may be modified."""
         first = not self.__sklearn_is_fitted__()
         if not is_batches(data):
-            with hint_at_batches(data):
+            try:
                 raw = self._read(data, first=first)
-            scaling = Scaling.learned(raw, self.likelihood) if first else self.scaling_
-            return scaling.forward(raw), scaling
+            except InputError as error:
+                if not isinstance(data, (list, tuple)):
+                    raise
+                hint = "a list is read as one array; pass a list of batches as iter(X)"
+                raise InputError(f"{error.text}; {hint}") from error
+            return self._scaled(raw)
         batches = self._read_batches(data, first=first)
         if not first:
-            return spooled(map(self.scaling_.forward, batches)), self.scaling_
+            return spooled(map(self._scaled, batches))
         raw = spooled(batches)
-        scaling = Scaling.learned(raw, self.likelihood)
-        return spooled(map(scaling.forward, blocks_of(raw))), scaling
+        self.scaling_ = Scaling.learned(raw, self.likelihood)
+        return spooled(map(self._scaled, blocks_of(raw)))
+
+    def _scaled(self, rows: Rows) -> Rows:
+        """Return rows (n, D) scaled for the model; those of the first task determine the scaling."""
+        if not hasattr(self, "scaling_"):
+            self.scaling_ = Scaling.learned(rows, self.likelihood)
+        return self.scaling_.forward(rows)
 
     def _read_batches(self, data: Iterable[Any], *, first: bool) -> Iterator[Rows]:
         for batch in data:
@@ -382,10 +381,8 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         self._check_task(task)
         state = check_random_state(self.random_state if random_state is None else random_state)
         seed = state.randint(2**31 - 1)
-        uniform = None
-        if noise:
-            draw = Draw("uniform", (count, self.n_features_in_))
-            uniform = Generators([seed], trainer.device).draw(draw, "estimator noise")
+        draw = Draw("uniform", (count, self.n_features_in_))
+        uniform = Generators([seed], trainer.device).draw(draw, "estimator noise") if noise else None
         return self._images(generate(trainer, count, f"estimator {seed}", task, pixel_noise=uniform)[0])
 
     def score_samples(self, X: Data, task: int | None = None) -> NDArray[np.float64]:  # noqa: N803
@@ -517,14 +514,31 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder, without pickle, and return the folder; an earlier save there is replaced."""
-        _ = self._learned
+        seed, scaling = self._learned.settings.training.seed, self.scaling_
         self._check_none_waits()
-        return save_model(self, Path(folder))
+        # Parameter searches produce NumPy's numbers, which JSON does not know.
+        parameters = {name: plain(value) for name, value in self.get_params(deep=False).items()}
+        parameters["device"] = str(self.device)
+        parameters["settings"] = {name: plain(value) for name, value in (self.settings or {}).items()} or None
+        if not isinstance(self.random_state, numbers.Integral | None):
+            parameters["random_state"] = seed  # a generator cannot be stored
+        names = [str(name) for name in getattr(self, "feature_names_in_", [])]
+        learned = () if scaling.grey else (scaling.centre.tolist(), scaling.scale.tolist())
+        record = Record(parameters, self.image_shape_, names, scaling.grey, *learned)
+        return save_model(Path(folder), record, self.trainer_, self._events)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
         """Return the model that `save`, or `boovae train --replicas 1`, wrote to a folder."""
-        return load_model(cls, Path(folder), device)
+        record, trainer, events = load_model(Path(folder), device)
+        model = cls(**{**record.parameters, "device": device})
+        model.scaling_ = record.scaling()
+        model.image_shape_ = record.image_shape
+        model.n_features_in_ = math.prod(record.image_shape)
+        if record.feature_names:
+            model.feature_names_in_ = np.array(record.feature_names, dtype=object)
+        model.trainer_, model._events = trainer, events
+        return model
 
     def _check_none_waits(self) -> None:
         if self._waiting is not None and self._waiting.count:

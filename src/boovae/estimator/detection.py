@@ -13,39 +13,33 @@ one that maximises the likelihood of a shifted mean after it. The limit keeps a 
 The images before the change point are a finished task, those after it begin the next.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from boovae.config import Settings
 from boovae.config.choose import choose
 from boovae.config.resolve import read_toml
-from boovae.data.scaling import Rows, Scaling
+from boovae.data.scaling import Rows
 from boovae.data.summary import summarise
-from boovae.data.tasks import Split, Task
+from boovae.data.tasks import Split, Stream, Task
 from boovae.errors import InputError
 from boovae.methods import from_mapping
 from boovae.model.vae import VAE
 from boovae.replicas.devices import choose_device
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.randomness import Draw
 from boovae.runs.data import load_data
-from boovae.runs.progress import Watch, make_display
+from boovae.runs.progress import Display, Watch, make_display
 from boovae.training.trainer import Trainer
 from boovae.training.transfer import copy_learned
-
-if TYPE_CHECKING:
-    from boovae.config import Settings
-    from boovae.data import Stream
-    from boovae.runs.progress import Display
 
 #: Number of images at the beginning of a task that a trial learns; shorter tasks are not found.
 FIRST = 100
@@ -56,7 +50,7 @@ EPOCHS, STEPS = 40, 12
 #: Latents per image for its ELBO, and images scored at once.
 LATENTS, CHUNK = 8, 500
 
-#: Maps images (n, D) to scores (n,) or (n, columns): the ELBO and its KL term, in nats.
+#: Maps images (n, D) to scores (n, columns): the ELBO and its KL term, in nats.
 Score = Callable[[Tensor], Tensor]
 
 
@@ -95,12 +89,6 @@ class ChangeDetector:
                 return self.seen - len(self._drops) + self._onset()
         return None
 
-    def copy(self) -> ChangeDetector:
-        """Return an independent copy."""
-        other = copy.copy(self)
-        other._drops = list(self._drops)
-        return other
-
     def _onset(self) -> int:
         """Return how many of the stored drops came before the change: the most likely point for the mean to shift.
 
@@ -131,8 +119,7 @@ class TaskFinder:
         self.trial, self.first, self.most = trial, first, most
         self._images: Tensor | None = None  # of the task that has not ended
         self._learned = 0  # by the trial; `first` and `most` may change within a task
-        self._scored = 0
-        self._score: Score | None = None
+        self._detectors: list[ChangeDetector] = []  # one for each column of its scores; none before the trial
 
     @property
     def waiting(self) -> int:
@@ -145,61 +132,56 @@ class TaskFinder:
             self._images = images if self._images is None else torch.cat([self._images, images])
         while self._images is not None and len(self._images) >= self.first:
             whole = self._images
-            if self._score is None:
+            if not self._detectors:
                 self._begin(whole[: self.first])
             end = self._end(whole)
             if end is None:
                 return
-            self._images, self._score, self._scored = whole[end:], None, 0
+            self._images, self._detectors = whole[end:], []
+            del self._score  # and with it the model of the trial, before the task is learned
             yield whole[:end]
 
     def _end(self, whole: Tensor) -> int | None:
         """Score the new images; return where their task ends, or None."""
-        assert self._score is not None
-        for part in whole[self._scored : self.most].split(CHUNK):
-            columns = _columns(self._score(part)) if len(part) else []
-            found = [detector.feed(values) for detector, values in zip(self._detectors, columns, strict=False)]
-            self._scored += len(part)
+        scored = self._learned + self._detectors[0].seen
+        for part in filter(len, whole[scored : self.most].split(CHUNK)):
+            columns = zip(self._detectors, self._score(part).unbind(1), strict=True)
+            found = [detector.feed(values) for detector, values in columns]
             changes = [change for change in found if change is not None]
             if changes:
                 return self._learned + min(changes)
-        return self._scored if self.most is not None and self._scored >= self.most else None
+            scored += len(part)
+        return scored if self.most is not None and scored >= self.most else None
 
-    def copy(self) -> TaskFinder:
+    def copy(self) -> Self:
         """Return an independent copy."""
         other = copy.copy(self)
-        if self._score is not None:
-            other._detectors = [detector.copy() for detector in self._detectors]
+        other._detectors = copy.deepcopy(self._detectors)
         return other
 
     def _begin(self, images: Tensor) -> None:
         """Train a trial on the first images, except a few that become the reference."""
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
         held = max(2, round(HELD_OUT * len(images)))
-        self._score = self.trial(images[order[held:]])
-        self._detectors = [ChangeDetector(values) for values in _columns(self._score(images[order[:held]]))]
-        self._scored = self._learned = len(images)
+        self._score: Score = self.trial(images[order[held:]])
+        self._detectors = [ChangeDetector(values) for values in self._score(images[order[:held]]).unbind(1)]
+        self._learned = len(images)
 
     def finish(self) -> Tensor | None:
         """End the stream: return the images of the last task, or None if there are none."""
-        images, self._images, self._score, self._scored = self._images, None, None, 0
+        images, self._images, self._detectors = self._images, None, []
         return images
-
-
-def _columns(scores: Tensor) -> Sequence[Tensor]:
-    return scores.unbind(1) if scores.dim() == 2 else [scores]
 
 
 @dataclass
 class Waiting:
-    """The scaled images of the task that has not ended, and the finder of its end.
+    """The images of the task that has not ended, and the finder of its end, which has scaled ones.
 
-    The first images of a stream wait unscaled; once there are enough for a trial, they determine the scaling.
+    The first images of a stream wait unscaled, until there are enough for a trial. `scaled` scales rows.
     """
 
     seed: int
     finder: TaskFinder
-    scaling: Scaling | None = None
     raw: list[Rows] = field(default_factory=list)
 
     @property
@@ -207,30 +189,23 @@ class Waiting:
         """The number of waiting images."""
         return self.finder.waiting + sum(map(len, self.raw))
 
-    def copy(self) -> Waiting:
+    def copy(self) -> Self:
         """Return an independent copy."""
         return replace(self, finder=self.finder.copy(), raw=list(self.raw))
 
-    def feed(self, rows: Rows, likelihood: str) -> Iterator[Rows]:
-        """Add images (n, D); yield the tasks that have ended, each as scaled rows (m, D)."""
-        self.raw.append(rows)
-        if self.scaling is not None or self.count >= self.finder.first:
-            for images in self.finder.feed(torch.from_numpy(self._scaled(likelihood))):
-                yield images.numpy()
+    def ended(self, scaled: Callable[[Rows], Rows]) -> Iterator[Rows]:
+        """Scale what waits unscaled; yield the tasks that have ended, each as scaled rows (m, D)."""
+        rows, self.raw = scaled(np.concatenate(self.raw)), []
+        for images in self.finder.feed(torch.from_numpy(rows)):
+            yield images.numpy()
 
-    def rest(self, likelihood: str) -> Rows | None:
+    def rest(self, scaled: Callable[[Rows], Rows]) -> Rows | None:
         """Return all waiting images as scaled rows, or None if there are none."""
         images = self.finder.finish()
         parts = [] if images is None else [images.numpy()]
         if self.raw:
-            parts.append(self._scaled(likelihood))
+            parts.append(scaled(np.concatenate(self.raw)))
         return np.concatenate(parts) if parts else None
-
-    def _scaled(self, likelihood: str) -> Rows:
-        raw, self.raw = np.concatenate(self.raw), []
-        if self.scaling is None:
-            self.scaling = Scaling.learned(raw, likelihood)
-        return self.scaling.forward(raw)
 
 
 # --- with a trainer -------------------------------------------------------------------------------------------------
@@ -256,8 +231,7 @@ class Trial:
     def learner(self, images: int) -> Trainer:
         """Return a copy of the trainer with a schedule short enough for `images` images."""
         old = self.trainer
-        settings = shortened(self._settings, images)
-        learner = Trainer(settings, old.spec, device=old.device, seeds=old.replicas.seeds)
+        learner = Trainer(shortened(self._settings, images), old.spec, device=old.device, seeds=old.replicas.seeds)
         copy_learned(old, learner)
         return learner
 
@@ -275,17 +249,16 @@ def make_task(images: Tensor, name: str) -> Task:
     """Return unlabelled images (n, D) as a task; a random tenth of them is both validation and test set."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
     held = max(1, len(images) // 10)
-    splits = [Split(images[rows].cpu(), torch.zeros(len(rows), dtype=torch.long)) for rows in order.split(held)]
-    train = Split(images[order[held:]].cpu(), torch.zeros(len(order) - held, dtype=torch.long))
-    return Task(name, train, splits[0], splits[0], (0,))
+    parts = (images[rows].cpu() for rows in (order[held:], order[:held]))
+    train, other = (Split(part, torch.zeros(len(part), dtype=torch.long)) for part in parts)
+    return Task(name, train, other, other, (0,))
 
 
 @torch.no_grad()
 def elbo_and_kl(trainer: Trainer, images: Tensor) -> Tensor:
     """Return ELBO and −KL of images (n, D) under the newest task's part of the prior, (R, n, 2)."""
     replicas, task = trainer.replicas, trainer.tasks_done - 1
-    draw = Draw("normal", (LATENTS, trainer.settings.model.latent_dim))
-    noise = Generators(replicas.seeds, replicas.device).draw(draw, "elbo")
+    noise = replicas.generators.draw(Draw("normal", (LATENTS, trainer.settings.model.latent_dim)), "elbo")
 
     def one(model: VAE, x: Tensor, noise: Tensor) -> Tensor:
         posterior = model.posterior(x)
@@ -336,10 +309,8 @@ def find_borders(
 
     The learner follows the settings with a short schedule, long enough to tell its tasks from others.
     """
-    data = summarise(stream[0].train.images[:first], stream.spec)
-    settings = choose(settings, data)[0]
-    trainer = Trainer(settings, stream.spec, device=device)
-    trial = Trial(trainer)
+    settings, _ = choose(settings, summarise(stream[0].train.images[:first], stream.spec))
+    trial = Trial(Trainer(settings, stream.spec, device=device))
     finder, borders = TaskFinder(trial, first), [0]
     display.note("looking for borders between tasks")
     for batch in torch.cat([task.train.images for task in stream]).split(first):

@@ -1,7 +1,5 @@
 """Check an estimator's parameters and convert them to the settings of a task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import NoneType

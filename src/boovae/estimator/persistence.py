@@ -1,12 +1,10 @@
 """A saved estimator is a run folder: `boovae sample`, `inspect` and `export` read it, and `BooVAE.load` reads runs."""
 
-from __future__ import annotations
-
 import math
-import numbers
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -22,25 +20,6 @@ from boovae.training.events import Event
 from boovae.training.trainer import Trainer
 
 
-class Estimator(Protocol):
-    """The attributes of `BooVAE` that are saved."""
-
-    settings: Any
-    device: str
-    trainer_: Trainer
-    scaling_: Scaling
-    image_shape_: tuple[int, ...]
-    n_features_in_: int
-    feature_names_in_: Any
-    _events: list[Event]
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters by name."""
-
-
-Model = TypeVar("Model", bound=Estimator)
-
-
 class Record(msgspec.Struct):
     """The state of an estimator besides its trainer, as stored in the `run` event of its folder."""
 
@@ -52,21 +31,7 @@ class Record(msgspec.Struct):
     scale: list[float] = []
 
     @classmethod
-    def of(cls, model: Estimator) -> Record:
-        """Return the record of a fitted model."""
-        parameters = {name: _plain(value) for name, value in model.get_params(deep=False).items()}
-        parameters["device"] = str(model.device)
-        parameters["settings"] = {name: _plain(value) for name, value in (model.settings or {}).items()} or None
-        if not isinstance(parameters["random_state"], numbers.Integral | None):
-            parameters["random_state"] = model.trainer_.settings.training.seed  # a generator cannot be stored
-        scaling, names = model.scaling_, [str(name) for name in getattr(model, "feature_names_in_", [])]
-        record = cls(parameters, model.image_shape_, names, scaling.grey)
-        if not scaling.grey:
-            record.centre, record.scale = scaling.centre.tolist(), scaling.scale.tolist()
-        return record
-
-    @classmethod
-    def of_run(cls, settings: Settings, head: Event) -> Record:
+    def of_run(cls, settings: Settings, head: Event) -> Self:
         """Return the record of an estimator equivalent to a run of the command line."""
         if head["pixel_range"] != [0.0, 1.0]:
             raise InputError(f"this run has pixels in {head['pixel_range']}; an estimator needs pixels in [0, 1]")
@@ -88,24 +53,18 @@ class Record(msgspec.Struct):
         return Scaling(self.grey, np.array(centre), np.array(scale))
 
 
-def _plain(value: Any) -> Any:
-    """Convert NumPy scalars, which parameter searches produce, to Python numbers."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def save_model(model: Estimator, folder: Path) -> Path:
+def save_model(folder: Path, record: Record, trainer: Trainer, events: Sequence[Event]) -> Path:
     """Write a fitted model to `folder` atomically: first to a folder beside it, which then replaces it."""
     _check_replaceable(folder)
     fresh, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
     for leftover in (fresh, old):  # of a killed process
         shutil.rmtree(leftover, ignore_errors=True)
-    trainer = model.trainer_
-    names = [event["name"] for event in model._events if event["event"] == "task_start"]
+    names = [event["name"] for event in events if event["event"] == "task_start"]
     split = {"binarize": trainer.spec.binarize, "digest": ""}
     head = run_event(trainer.settings, trainer.spec.shape, trainer.spec.pixel_range, names, split)
     with Run.create(fresh, trainer.settings, environment(trainer.device, trainer.compile, "BooVAE.save")) as run:
-        run.event(head | {"estimator": msgspec.to_builtins(Record.of(model))})
-        for event in model._events:
+        run.event(head | {"estimator": msgspec.to_builtins(record)})
+        for event in events:
             run.event(event)
         run.checkpoint(trainer)
     try:
@@ -129,8 +88,8 @@ def _check_replaceable(folder: Path) -> None:
     raise InputError(f"{folder} holds something other than a saved BooVAE: choose another folder")
 
 
-def load_model(kind: type[Model], folder: Path, device: str) -> Model:
-    """Load an estimator from a folder: a saved one, or a finished run of the command line."""
+def load_model(folder: Path, device: str) -> tuple[Record, Trainer, list[Event]]:
+    """Load the parts of an estimator from a folder: a saved one, or a finished run of the command line."""
     run, trainer = load_trainer(folder, device)
     with run:
         head, events = run.events("run")[0], [event for event in run.events() if event["event"] != "run"]
@@ -144,12 +103,4 @@ def load_model(kind: type[Model], folder: Path, device: str) -> Model:
         saved = msgspec.convert(head.get("estimator"), Record | None)
     except msgspec.ValidationError as error:
         raise InputError(f"{folder}: metrics.jsonl does not describe an estimator ({error})") from error
-    record = saved or Record.of_run(trainer.settings, head)
-    model = kind(**{**record.parameters, "device": device})
-    model.scaling_ = record.scaling()
-    model.image_shape_ = record.image_shape
-    model.n_features_in_ = math.prod(record.image_shape)
-    if record.feature_names:
-        model.feature_names_in_ = np.array(record.feature_names, dtype=object)
-    model.trainer_, model._events = trainer, events
-    return model
+    return saved or Record.of_run(trainer.settings, head), trainer, events

@@ -20,7 +20,6 @@ from boovae.replicas import Batch, Draw, Replicas
 from boovae.replicas.devices import matmul_precision, one_thread
 from boovae.replicas.engine import BLOCK, Engine
 from boovae.replicas.step import GradientStep, Loss
-from boovae.training.state import put
 from boovae.training.trainer import Trainer
 
 WIDTH = 400
@@ -95,15 +94,6 @@ class Classifiers:
                     engine.run_block(part, noise)
         self.tasks += 1
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors that are kept between tasks."""
-        return self.replicas.tensors()
-
-    def load_state(self, tensors: dict[str, Tensor], tasks: int) -> None:
-        """Restore what `state` returned after `tasks` tasks."""
-        put(self.replicas.tensors(), tensors)
-        self.tasks = tasks
-
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
         """Return the logits (R, n, classes) of images (n, D), or of images per replica (R, n, D)."""
@@ -142,8 +132,7 @@ def class_scores(trainer: Trainer, images: Tensor, labels_of: Sequence[int], cla
     Importance sampling with the posterior as proposal; `labels_of` gives the class of each VAE task.
     """
     replicas = trainer.replicas
-    draw = Draw("normal", (samples, trainer.settings.model.latent_dim))
-    noise = replicas.generators.draw(draw, "classify")
+    noise = replicas.generators.draw(Draw("normal", (samples, trainer.settings.model.latent_dim)), "classify")
     sizes = torch.tensor(trainer.sizes, dtype=torch.float32, device=images.device)
     log_masses = (sizes / sizes.sum()).log()
 

@@ -1,6 +1,6 @@
 """The options of the experiments. Quick to import, for the help of the command line."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -17,8 +17,7 @@ class Options(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (item.name for item in fields(self)):
-            values = getattr(self, name)
+        for name, values in vars(self).items():
             if values == ():
                 raise InputError(f"{{{name}}} is empty; name at least one, or leave it out for all")
             if isinstance(values, tuple) and len(set(values)) < len(values):

@@ -13,7 +13,7 @@ import torch
 
 from boovae.config import Settings
 from boovae.data import DATASETS, Stream, Task, load_stream
-from boovae.data.borders import recut
+from boovae.data.tasks import recut
 from boovae.errors import InputError
 from boovae.files import memory_share
 from boovae.model.likelihoods import make_likelihood

@@ -31,7 +31,6 @@ def require_server() -> None:
 
 def serve(player: Player, host: str = "127.0.0.1", port: int = 8000) -> None:
     """Print the page's address and answer until Ctrl-C or SIGTERM; port 0 takes a free one."""
-    require_server()
     import uvicorn
 
     from boovae.serve.app import make_app

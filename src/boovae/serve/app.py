@@ -2,8 +2,6 @@
 files are read once, when the server starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated, Any
@@ -16,6 +14,7 @@ from pydantic_core import to_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boovae.errors import InputError
@@ -67,7 +66,7 @@ def make_app(player: Player, hosts: Sequence[str] = LOOPBACK) -> ASGIApp:
     for kind_of_error in (InputError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind_of_error, _answered)
     for address, (name, kind) in PAGE.items():
-        app.add_api_route(address, _file(name, kind), methods=["GET", "HEAD"])
+        app.routes.append(Route(address, Response(_content(name), media_type=kind), methods=["GET"]))
 
     @app.get("/api/model")
     def model() -> Response:
@@ -141,16 +140,10 @@ def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": message.encode("utf-8", "replace").decode()}, status)
 
 
-def _file(name: str, kind: str) -> Any:
+def _content(name: str) -> bytes:
     if name == "index.html":
-        content = environment().get_template(f"serve/{name}").render().encode()
-    else:
-        content = files("boovae.serve").joinpath(name).read_bytes()
-
-    def page() -> Response:
-        return Response(content, media_type=kind)
-
-    return page
+        return environment().get_template(f"serve/{name}").render().encode()
+    return files("boovae.serve").joinpath(name).read_bytes()
 
 
 def _json(content: Any) -> Response:

@@ -4,8 +4,6 @@ The task of an image x is judged by Bayes' rule: p(task | x) ∝ mass of the tas
 importance-sampled likelihood under the task's own part of the prior (`own` in metrics/likelihood.py).
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import math
@@ -25,11 +23,10 @@ from boovae.data.folders import read_picture
 from boovae.data.tasks import binarized
 from boovae.errors import InputError
 from boovae.metrics.likelihood import log_likelihood, log_likelihood_of_each_task
-from boovae.model.distributions import DiagonalNormal
+from boovae.model import VAE, DiagonalNormal
 from boovae.model.priors.boosted import TaskMixture
-from boovae.model.vae import VAE
 from boovae.replicas.devices import matmul_precision, one_thread
-from boovae.replicas.randomness import Draw, Generators
+from boovae.replicas.randomness import Generators, latent_draws
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.report.frame import image_source
 from boovae.report.pictures import png, singles
@@ -118,10 +115,9 @@ class Player:
             self._task(task)
         if component is not None and (task is None or component not in [c.place for c in self._components(task)]):
             raise InputError(f"task {task} has no component {component}")
-        draws = {"uniform": Draw("uniform", (n,)), "normal": Draw("normal", (n, self.settings.model.latent_dim))}
+        draws = latent_draws(n, self.settings.model.latent_dim)
         with self._computing():
-            noise = Generators([seed], self.device).draw_all(draws, "play")
-            uniform, normal = noise["uniform"][0], noise["normal"][0]
+            uniform, normal = (noise[0] for noise in Generators([seed], self.device).draw_all(draws, "play").values())
             # If each task has its own networks, tasks take turns, as in `boovae sample`.
             owners = [i % self.count if self.networks and task is None else task for i in range(n)]
             z = self._by_task(owners, functools.partial(_draw, component=component), uniform, normal)
