@@ -276,6 +276,17 @@ def test_learned_noise_is_what_samples_have() -> None:
         assert stats.kstest(drawn[:, column].numpy(), "norm", (normal.mean[column].item(), scale)).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("name", ["normal", "logistic"])
+@pytest.mark.parametrize("pixel_range", [(0.0, 1.0), (-1.0, 1.0)])
+def test_shared_noise_is_never_narrower_than_its_floor(name: str, pixel_range: tuple[float, float]) -> None:
+    low, high = pixel_range
+    likelihood = make_likelihood(name, pixel_range, noise="shared", noise_floor=0.05)
+    middle = 0.5 * (low + high) if name == "normal" else 0.0  # its own units
+    uniform = torch.rand(50_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = likelihood.draw(torch.tensor([middle, -1e4], dtype=torch.float64), uniform)
+    assert drawn.std().item() == pytest.approx(0.05 * (high - low), rel=0.03)
+
+
 # --- a mixture of discretised logistic distributions ------------------------------------------------------------------
 
 

@@ -135,9 +135,7 @@ class DiscretisedLogistic(LogisticMixture):
     name = "logistic"
     parameters = 2
 
-    def __init__(
-        self, pixel_range: tuple[float, float] = (0.0, 1.0), *, colours: int = 1, floor: float = 0.0
-    ) -> None:
+    def __init__(self, pixel_range: tuple[float, float] = (0.0, 1.0), *, colours: int = 1, floor: float = 0.0) -> None:
         super().__init__(pixel_range, colours=colours)
         if floor > 0:  # a standard deviation is π / √3 scales, and the range two units
             self.limits = (math.log(2 * floor * math.sqrt(3) / math.pi), self.limits[1])
