@@ -283,7 +283,7 @@ def test_shared_noise_is_never_narrower_than_its_floor(name: str, pixel_range: t
     likelihood = make_likelihood(name, pixel_range, noise="shared", noise_floor=0.05)
     middle = 0.5 * (low + high) if name == "normal" else 0.0  # its own units
     uniform = torch.rand(50_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    drawn = likelihood.draw(torch.tensor([middle, -1e4], dtype=torch.float64), uniform)
+    drawn = likelihood.draw(torch.tensor([middle, -1e4], dtype=torch.float64).expand(50_000, 2), uniform)
     assert drawn.std().item() == pytest.approx(0.05 * (high - low), rel=0.03)
 
 
