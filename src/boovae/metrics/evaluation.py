@@ -4,8 +4,6 @@ Metrics write it once; report, bench, trackers, terminal and server read it. A s
 an array missing from an older log is NaN everywhere. Lists are in the order of the tasks; R is the number of replicas.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

@@ -11,8 +11,6 @@
 Only the Fréchet distance on `inception` features is an FID.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

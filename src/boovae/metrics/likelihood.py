@@ -7,12 +7,10 @@ share the random numbers (common random numbers), so an image's score does not d
 encoder describes poorly can be scored again with a better proposal (`fitted.py`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,9 +25,7 @@ from boovae.model.residual import ResidualDecoder
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import seed_for
 from boovae.replicas.stacked import Replicas
-
-if TYPE_CHECKING:
-    from boovae.training.trainer import Trainer
+from boovae.training.trainer import Trainer
 
 #: Bytes of decoder outputs per chunk: large for long GPU kernels, small to fit a CPU's cache.
 CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}

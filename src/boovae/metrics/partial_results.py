@@ -1,7 +1,5 @@
 """Partial results of long metrics: saved in a checkpoint, they let a killed evaluation continue where it stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar

@@ -4,16 +4,15 @@ A task's test images are kept as features, its training images as moments, compu
 also cached on disk, by the content of the images and of the network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from boovae.data import Task
 from boovae.data.download import cache_folder
 from boovae.metrics.cache import read_cached, write_cached
 from boovae.metrics.classifier import Classifier
@@ -21,9 +20,6 @@ from boovae.metrics.features import Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, combined, frechet_distances, moments
 from boovae.metrics.partial_results import PartialResult
-
-if TYPE_CHECKING:
-    from boovae.data import Task
 
 
 class Real(NamedTuple):

@@ -1,7 +1,5 @@
 """Reading and writing structs as JSON of a log or record: msgspec checks types, this file the shapes of arrays."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

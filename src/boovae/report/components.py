@@ -1,7 +1,5 @@
 """The panel of learned components: pictures of each with its weight and the cost of dropping it, task by task."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Headline numbers of a run, beside published numbers if there are any."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Tables: matrices of tasks over time with shaded cells, the ledger of costs, and all numbers of a run as CSV."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

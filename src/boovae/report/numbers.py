@@ -1,7 +1,5 @@
 """Averages over replicas, and formatting of numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

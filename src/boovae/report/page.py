@@ -1,12 +1,12 @@
 """One self-contained page about one run, or about several side by side."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup, escape
 
 from boovae.errors import InputError
 from boovae.files import write_file
@@ -19,9 +19,6 @@ from boovae.report.matrices import ledger, matrices
 from boovae.report.numbers import MISSING, change, mean, plus_minus
 from boovae.report.run_record import RunRecord
 from boovae.report.series import COLOURS
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 
 def write_report(
@@ -108,8 +105,6 @@ COMMAND = re.compile(
 
 def _with_code(text: str) -> Markup:
     """Mark commands and flags in a text as code, which is not wrapped."""
-    from markupsafe import Markup, escape
-
     return Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
 
 

@@ -3,8 +3,6 @@
 `runs` reads run folders into these records (runs/reading.py); nothing here opens a file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 

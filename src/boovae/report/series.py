@@ -4,8 +4,6 @@ Two libraries draw them. Plotly draws interactive charts for pages (`charts.py`)
 pages without scripts (`svg.py`), for which plotly would need a browser.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

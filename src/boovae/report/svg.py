@@ -1,21 +1,16 @@
 """Line charts as SVG, drawn by matplotlib, for files and pages without scripts."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 
 from boovae.report.numbers import number
 from boovae.report.series import COLOURS, Series
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 WIDE = 3  # ratio of the largest to the smallest number above which a `wide` axis is logarithmic
 # Placeholder colours of svg.mplstyle, replaced by the page's colours in the SVG.
@@ -36,7 +31,6 @@ def chart(
     series does not squash the others. Charts with the same labels on one page need different `salt`. The axes also
     cover the series `beside`, which are not drawn, so that neighbouring charts can have the same axes.
     """
-    from markupsafe import Markup
     from matplotlib import rc_context, style
 
     drawn, others = ([line for line in lines if line.drawn] for lines in (series, beside))

@@ -1,7 +1,5 @@
 """Images of a run: its dataset, and the tasks it has learned, whose images may no longer be available."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Evaluate the model of a run again, as it is now, and change nothing in its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

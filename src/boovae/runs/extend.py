@@ -4,13 +4,13 @@ Extending a run of T tasks gives the same model, bit for bit, as training T + 1 
 the memory of the run, its settings and its own images (docs/extend.md).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import torch
 
 from boovae.config import Settings
 from boovae.data import DATASETS, Stream, Task
@@ -29,9 +29,6 @@ from boovae.runs.trackers import check_trackers
 from boovae.runs.train import advance, make_trainer, signals
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    import torch
 
 
 def extend(

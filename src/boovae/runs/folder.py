@@ -3,14 +3,12 @@
 Nothing in a folder is trusted: it may come from a stranger. Does not import torch.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -158,7 +156,7 @@ class Log:
         """Return the events of one kind as structs."""
         return [event for event in self.typed if isinstance(event, kind)]
 
-    def require(self) -> Log:
+    def require(self) -> Self:
         """Return the log; refuse one without events."""
         if not self.events:
             raise InputError(f"{self.path} has no 'run' event: the run has not begun; start or resume it first")

@@ -9,8 +9,6 @@ nats, estimated on fixed samples of every component. E_m[r − 1] is zero; it ke
 small costs precise.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json
@@ -18,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,14 +27,12 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, TaskMixture
+from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import replica_of
+from boovae.runs.run import Run
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from boovae.model.vae import VAE
-    from boovae.runs.run import Run
 
 #: Samples of a task's mixture, equally many of each component.
 SAMPLES = 4096

@@ -1,7 +1,5 @@
 """Progress of a run on stderr: live bars on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Events are sent once they are safe in a checkpoint, so a run that was killed and
 paths that end with the seed: `valid/loss/seed_0`, `nll/task_03/seed_0`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import math
@@ -14,14 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from boovae.errors import InputError, unknown_name
 from boovae.metrics.evaluation import read_evaluation
 from boovae.metrics.metric import numbers as metric_numbers
-
-if TYPE_CHECKING:
-    from boovae.runs.run import Run
+from boovae.runs.run import Run
 
 Event = dict[str, Any]
 

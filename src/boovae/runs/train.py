@@ -1,7 +1,5 @@
 """Train a run: learn one task after another, evaluate after each, and keep everything in its folder."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal
@@ -12,14 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from boovae.config import Settings
 from boovae.config.choose import choose
 from boovae.config.resolve import read_toml
-from boovae.data import ImageSpec
+from boovae.data import ImageSpec, Stream, Task
 from boovae.data.summary import summarise
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
@@ -41,11 +40,6 @@ from boovae.runs.warnings import URGENT, find_warnings
 from boovae.training.events import Event, Interrupted
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    import torch
-
-    from boovae.data import Stream, Task
 
 #: Images in a sample grid.
 GRID_IMAGES = 64

@@ -1,7 +1,5 @@
 """Warnings about a run: what went wrong in training or makes its numbers misleading, each with a remedy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The trainer uses three functions: `check` refuses invalid settings, `draws` retu
 `changed` applies them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ JSON is written last and holds the checksum of the tensors, so a checkpoint is c
 are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,18 +1,14 @@
 """The events of training that are written to `metrics.jsonl`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from boovae.config.choose import Choice
+from boovae.data import Task
 from boovae.training.task_progress import Array, Control
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from boovae.data import Task
 
 Event = dict[str, Any]
 

@@ -1,7 +1,5 @@
 """The loss of a step: the negative bound on the images plus the penalties of the methods."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from torch import Tensor

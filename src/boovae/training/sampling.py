@@ -1,18 +1,12 @@
 """Draw images from a trained model."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from boovae.errors import InputError
 from boovae.replicas.prior_samples import drawn_images
 from boovae.replicas.randomness import latent_draws
-
-if TYPE_CHECKING:
-    from boovae.training.trainer import Trainer
+from boovae.training.trainer import Trainer
 
 
 @torch.no_grad()

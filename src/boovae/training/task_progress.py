@@ -1,9 +1,7 @@
 """All state that changes while a task is learned, in one object that is saved and restored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -48,14 +46,14 @@ class Control:
         return {item.name: torch.from_numpy(getattr(self, item.name).copy()) for item in fields(self)}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Control:
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
         """Return the control that `tensors` describes."""
         control = cls(tensors["learning_rate"].numpy().copy())
         for item in fields(cls):
             setattr(control, item.name, tensors[item.name].numpy().copy())
         return control
 
-    def keep(self, before: Control, done: npt.NDArray[np.bool_]) -> None:
+    def keep(self, before: Self, done: npt.NDArray[np.bool_]) -> None:
         """Take over the replicas that are done from an earlier attempt, and stop them."""
         for item in fields(self):
             getattr(self, item.name)[done] = getattr(before, item.name)[done]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.config.choose import Choice, choose_task
-from boovae.data import ImageSpec
+from boovae.data import ImageSpec, Task
 from boovae.data.summary import summarise
 from boovae.errors import InputError
 from boovae.methods import TaskImages, make_method
@@ -32,9 +32,6 @@ from boovae.training.events import Event, choices_event, collapse, divergence, e
 from boovae.training.objective import LOSS, Objective
 from boovae.training.state import MOST_TASKS, check, group, prefixed, put, refused, whole
 from boovae.training.task_progress import Array, Control, TaskProgress
-
-if TYPE_CHECKING:
-    from boovae.data import Task
 
 
 class Observer(Protocol):
