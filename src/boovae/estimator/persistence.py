@@ -102,7 +102,7 @@ def save_model(model: Estimator, folder: Path) -> Path:
     trainer = model.trainer_
     names = [event["name"] for event in model._events if event["event"] == "task_start"]
     split = {"binarize": trainer.spec.binarize, "digest": ""}
-    head = run_event(trainer.settings, trainer.spec.shape, trainer.spec.pixel_range, names, split)
+    head = run_event(trainer.settings, trainer.spec, names, split)
     with Run.create(fresh, trainer.settings, environment(trainer.device, trainer.compile, "BooVAE.save")) as run:
         run.event(head | {"estimator": msgspec.to_builtins(Record.of(model))})
         for event in model._events:

@@ -21,7 +21,6 @@ from boovae.metrics.schema import (
     absent,
     axes,
     decode,
-    to_json,
 )
 
 #: Fewer effective samples than this are few. Measured (docs/metrics/nll.md): where the median image has at least 10,
@@ -164,13 +163,3 @@ def read_evaluation(data: Any, where: str, replicas: int, remedy: str = REMEDY) 
     if frechet is not None and not frechet.sets:
         frechet = msgspec.structs.replace(frechet, sets={frechet.features: Distances(frechet.pooled)})
     return msgspec.structs.replace(found, seen=found.learned, frechet=frechet)
-
-
-def evaluation_event(evaluation: Evaluation) -> dict[str, Any]:
-    """Return an evaluation as the event of the log."""
-    return to_json(evaluation)
-
-
-def evaluation_schema() -> dict[str, Any]:
-    """Return the JSON schema of the event, which docs/run-folder.md explains."""
-    return msgspec.json.schema(Evaluation, schema_hook=lambda kind: {})

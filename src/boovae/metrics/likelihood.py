@@ -7,6 +7,7 @@ share the random numbers (common random numbers), so an image's score does not d
 encoder describes poorly can be scored again with a better proposal (`fitted.py`).
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, MutableMapping
@@ -102,10 +103,9 @@ def log_likelihood(
         if place != (r, start):
             place = r, start
             current = _chunk(replicas, r, images[start:end], None if tasks is None else tasks[start:end], chunk)
-        for row, more in zip(sums[:, r, start:end], weigh(replicas, *current, part), strict=True):
+        for row, more in zip(sums[:, r, start:end], weigh(replicas, current, part), strict=True):
             torch.logaddexp(row, more, out=row)
-    total, own, squares = sums[:, :, : len(images)].contiguous()
-    return _of_sums(total, own, squares, samples)
+    return _of_sums(*sums[:, :, : len(images)].contiguous(), samples=samples)
 
 
 @torch.no_grad()
@@ -154,13 +154,10 @@ def scored_again(
             deviations = torch.diag_embed((0.5 * encoded.log_variance).exp())
             both = (torch.stack([encoded.mean, mean], 1), torch.stack([deviations, factor], 1))
             current = _Chunk(current.tensors, current.x, current.owners, *both)
-        sums[:, rows] = torch.logaddexp(sums[:, rows], torch.stack(_weigh(replicas, *current, part)))
+        sums[:, rows] = torch.logaddexp(sums[:, rows], torch.stack(_weigh(replicas, current, part)))
     result = LogLikelihood(*(scores.clone() for scores in found))
-    total, own, squares = sums
-    better_scores = _of_sums(total, own, squares, 2 * half)._replace(
-        fitted=torch.ones(len(few), dtype=torch.bool, device=device)
-    )
-    for scores, better in zip(result, better_scores, strict=True):
+    fitted = torch.ones(len(few), dtype=torch.bool, device=device)
+    for scores, better in zip(result, _of_sums(*sums, samples=2 * half)._replace(fitted=fitted), strict=True):
         scores[few[:, 0], few[:, 1]] = better
     return result
 
@@ -182,10 +179,9 @@ def log_likelihood_of_each_task(
         chunk = _chunk(replicas, r, image.unsqueeze(0), None, 1)._replace(owners=owners)
         sums = [torch.full((1,), -math.inf, device=image.device)] * 3
         for part in noise.split(per_chunk):
-            sums = [torch.logaddexp(*pair) for pair in zip(sums, _weigh(replicas, *chunk, part), strict=True)]
+            sums = [torch.logaddexp(*pair) for pair in zip(sums, _weigh(replicas, chunk, part), strict=True)]
         results.append(sums)
-    total, own, squares = (torch.stack(rows) for rows in zip(*results, strict=True))
-    return _of_sums(total, own, squares, samples)
+    return _of_sums(*(torch.stack(rows) for rows in zip(*results, strict=True)), samples=samples)
 
 
 def log_likelihood_of_tasks(
@@ -202,11 +198,8 @@ def log_likelihood_of_tasks(
 
     With `fit`, those that the encoder describes poorly are scored again.
     """
-    replicas, method, partial_results = (
-        trainer.replicas,
-        trainer.method,
-        {} if partial_results is None else partial_results,
-    )
+    replicas, method = trainer.replicas, trainer.method
+    partial_results = {} if partial_results is None else partial_results
     present, counts = (column.tolist() for column in owners.unique(return_counts=True))
     parts: list[tuple[str, Replicas, Tensor | slice]]
     if method.knows_task:
@@ -235,7 +228,7 @@ def _within(progress: Callable[[float], None], done: int, parts: int) -> Callabl
     return lambda share: progress((done + share) / parts)
 
 
-def _of_sums(total: Tensor, own: Tensor, squares: Tensor, samples: int) -> LogLikelihood:
+def _of_sums(total: Tensor, own: Tensor, squares: Tensor, *, samples: int) -> LogLikelihood:
     encoder_alone = torch.zeros_like(total, dtype=torch.bool)
     return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp(), encoder_alone)
 
@@ -287,16 +280,9 @@ def proposed(model: VAE, x: Tensor, posterior: DiagonalNormal, noise: Tensor) ->
     return z, model.likelihood.log_prob(output, x.unsqueeze(1)), log_q
 
 
-def _weigh(
-    replicas: Replicas,
-    tensors: dict[str, Tensor],
-    x: Tensor,
-    owners: Tensor | None,
-    mean: Tensor,
-    spread: Tensor,
-    noise: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _weigh(replicas: Replicas, chunk: _Chunk, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log Σ w, the same under the own part of the prior, and log Σ w² over noise (s, L), each (n,)."""
+    tensors, x, owners, mean, spread = chunk
 
     def log_weights(model: VAE) -> tuple[Tensor, Tensor]:
         if mean.ndim == 2:
@@ -314,11 +300,6 @@ def _weigh(
     return torch.logsumexp(whole, 1), torch.logsumexp(own, 1), torch.logsumexp(2 * whole, 1)
 
 
+@functools.cache
 def _compiled_weigh() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    global _compiled
-    if _compiled is None:
-        _compiled = torch.compile(_weigh, dynamic=False)
-    return _compiled
-
-
-_compiled: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    return torch.compile(_weigh, dynamic=False)

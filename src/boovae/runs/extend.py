@@ -18,6 +18,7 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.metrics.cost import ledger
 from boovae.metrics.features import check_names
+from boovae.metrics.measure import sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import Moved, Past, absolute, learned_images, load_data
@@ -62,8 +63,8 @@ def extend(
         if not plan.begun:
             _begin(run, trainer, plan, command)
         plan.past.add([plan.event["name"]], plan.stream)
-        tasks, stream = plan.past.tasks, plan.past.stream
-        advance(run, trainer, tasks, stream, metrics=metrics, log=log, features=features, data_dir=data_dir)
+        networks = sample_networks(plan.past.stream, trainer, metrics, run.say, features, data_dir)
+        advance(run, trainer, plan.past.tasks, networks, metrics, log)
         return folder
 
 

@@ -6,7 +6,7 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +23,11 @@ from boovae.data.summary import summarise
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.methods import from_mapping, outside_digest
-from boovae.metrics.evaluation import evaluation_event
 from boovae.metrics.features import check_names
 from boovae.metrics.latent import codes, latent_map
 from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
+from boovae.metrics.schema import to_json
 from boovae.replicas.devices import choose_device, compiles
 from boovae.runs.data import is_own, recorded
 from boovae.runs.environment import environment
@@ -80,13 +80,14 @@ def train(
     with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):
             names = [task.name for task in planned]
-            run.event(run_event(settings, planned.shape, planned.pixel_range, names, planned.split_record))
+            run.event(run_event(settings, planned.spec, names, planned.split_record))
         _check_same(run, planned)
         if len(run.evaluations) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
         introduce(run, planned)
-        advance(run, trainer, planned, planned, metrics=metrics, log=log, features=features, data_dir=data_dir)
+        networks = sample_networks(planned, trainer, metrics, run.say, features, data_dir)
+        advance(run, trainer, planned, networks, metrics, log)
         return out
 
 
@@ -104,18 +105,14 @@ def advance(
     run: Run,
     trainer: Trainer,
     tasks: Sequence[Task | None],
-    stream: Stream | None,
-    *,
+    networks: SampleNetworks,
     metrics: Sequence[str],
     log: Sequence[str],
-    features: Sequence[str],
-    data_dir: Path | None,
 ) -> None:
     """Learn and evaluate until all tasks are done, starting where trainer and log are.
 
-    A finished task is None if its images are missing; then there is no `stream` of all images either.
+    A finished task is None if its images are missing.
     """
-    networks = sample_networks(stream, trainer, metrics, run.say, features, data_dir)
     said: set[str] = set()
     if to_learn := [len(task.train.images) for task in tasks[trainer.tasks_done :] if task is not None]:
         run.estimate = TimeEstimate(to_learn, run.display)
@@ -141,6 +138,11 @@ def _evaluate(
     run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
 ) -> None:
     """Measure the model after a task, and write numbers and pictures to the run folder."""
+
+    def progress(share: float) -> None:
+        run.block(trainer)
+        run.display.evaluating(share)
+
     began = time.monotonic()
     evaluation = evaluate(
         trainer,
@@ -150,9 +152,9 @@ def _evaluate(
         metrics=metrics,
         references=networks.references,
         partial_results=run.partial_results,
-        progress=_watched(run, trainer),
+        progress=progress,
     )
-    run.event(evaluation_event(evaluation))
+    run.event(to_json(evaluation))
     run.partial_results.clear()
     save_samples(trainer, run.files.sample_grid(evaluation.task))
     if has_components(trainer):
@@ -242,7 +244,7 @@ def trainer_for(
     settings, choices = choose(settings, summarise(planned[0].train.images, planned.spec))
     if recorded is not None:
         settings = _continued(settings, recorded)
-    compiled = compiles(compile, _images(planned), settings, device)
+    compiled = compiles(compile, sum(len(task.train.images) for task in planned), settings, device)
     return Trainer(settings, planned.spec, device=device, compile=compiled, choices=choices, **options)
 
 
@@ -259,10 +261,6 @@ def recorded_settings(folder: Path) -> Settings | None:
     """Return the settings of the run in a folder; None if it holds none."""
     files = RunFolder(folder)
     return from_mapping(read_toml(files.config)) if files.exists else None
-
-
-def _images(stream: Stream) -> int:
-    return sum(len(task.train.images) for task in stream)
 
 
 def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None) -> Run:
@@ -287,13 +285,7 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     return run
 
 
-def run_event(
-    settings: Settings,
-    shape: Sequence[int],
-    pixel_range: Sequence[float],
-    tasks: Sequence[str],
-    split: dict[str, Any],
-) -> Event:
+def run_event(settings: Settings, spec: ImageSpec, tasks: Sequence[str], split: dict[str, Any]) -> Event:
     """Return the first event of a run: method, seeds and data."""
     digest = outside_digest(settings.method)
     return {
@@ -304,8 +296,8 @@ def run_event(
         "method": settings.method,
         **({"method_digest": digest} if digest else {}),
         "dataset": settings.data.dataset,
-        "shape": list(shape),
-        "pixel_range": list(pixel_range),
+        "shape": list(spec.shape),
+        "pixel_range": list(spec.pixel_range),
         "tasks": list(tasks),
         "split": split,
     }
@@ -331,14 +323,6 @@ def _check_same(run: Run, stream: Stream) -> None:
 def _content(record: Event) -> Event:
     """Return the record of a split without the words for the data, which may be typed differently."""
     return {key: value for key, value in record.items() if key not in ("dataset", "note")}
-
-
-def _watched(run: Run, trainer: Trainer) -> Callable[[float], None]:
-    def progress(share: float) -> None:
-        run.block(trainer)
-        run.display.evaluating(share)
-
-    return progress
 
 
 @contextmanager

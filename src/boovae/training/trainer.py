@@ -18,7 +18,7 @@ from boovae.errors import InputError
 from boovae.methods import TaskImages, make_method
 from boovae.model.likelihoods import make_likelihood
 from boovae.model.nets import make_nets
-from boovae.model.priors import NormalPrior, Prior, VampPrior
+from boovae.model.priors import NormalPrior, VampPrior
 from boovae.model.vae import VAE
 from boovae.replicas.adam import Moments
 from boovae.replicas.devices import choose_device, matmul_precision, one_thread
@@ -137,13 +137,10 @@ class Trainer:
         )
         for part in self.method.own_layers_first:
             nets = part.adapt(nets)
-        prior = self._default_prior() if prior is None else prior
+        if prior is None and model.prior == "vamp":
+            prior = VampPrior(model.components, spec.pixels, spec.pixel_range)
+        prior = NormalPrior(model.latent_dim) if prior is None else prior
         return VAE(*nets, self.likelihood, prior, model.latent_dim)
-
-    def _default_prior(self) -> Prior:
-        if self.settings.model.prior == "vamp":
-            return VampPrior(self.settings.model.components, self.spec.pixels, self.spec.pixel_range)
-        return NormalPrior(self.settings.model.latent_dim)
 
     @property
     def tasks_done(self) -> int:
@@ -315,17 +312,13 @@ class Trainer:
             block=self._block_length(),
         )
         progress.best = {name: tensor.clone() for name, tensor in self._snapshot().items()}
-        if self._saved is not None:
+        if self._saved is not None:  # the methods have begun the task again from its starting point
+            (tensors, record), self._saved = self._saved, None
             with refused():
-                self._continue(progress, *self._saved)
-            self._saved = None
+                put(self.replicas.tensors(), group(tensors, "model"))
+                put(self.engine.state if self.method.tracks else {}, group(tensors, "state"))
+                progress.load(tensors, record)
         return progress
-
-    def _continue(self, progress: TaskProgress, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Restore the progress of the task; the methods have begun it again from its starting point."""
-        put(self.replicas.tensors(), group(tensors, "model"))
-        put(self.engine.state if self.method.tracks else {}, group(tensors, "state"))
-        progress.load(tensors, record)
 
     def _snapshot(self) -> dict[str, Tensor]:
         """Return what is saved and restored together: the model, and the tensors that the methods track."""
