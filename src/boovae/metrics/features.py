@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from boovae.data import ImageSpec
 from boovae.data.download import ResumingDownloader, cache_folder, search_folders
 from boovae.errors import InputError, unknown_name
 from boovae.metrics.classifier import Classifier
@@ -41,21 +42,13 @@ INCEPTION_HASH = "6726825d"
 class PictureFeatures:
     """A network for colour pictures in [0, 1]; images of the dataset are rounded to 8 bits, as if stored."""
 
-    def __init__(
-        self,
-        name: str,
-        network: nn.Module,
-        digest: str,
-        shape: Sequence[int],
-        pixel_range: tuple[float, float],
-        device: torch.device,
-    ) -> None:
-        if len(shape) < 2:
+    def __init__(self, name: str, network: nn.Module, digest: str, spec: ImageSpec, device: torch.device) -> None:
+        if len(spec.shape) < 2:
             raise InputError(
-                f"{{features}} {name} is for pictures, but the data have {shape[0]} plain features; use classifier"
+                f"{{features}} {name} is for pictures, but the data have {spec.pixels} plain features; use classifier"
             )
         self.name, self.digest = name, digest
-        self.shape, self.pixel_range, self.device = (1, *shape)[-3:], pixel_range, device
+        self.shape, self.pixel_range, self.device = (1, *spec.shape)[-3:], spec.pixel_range, device
         self.network = network.to(device).eval()
 
     def pictures(self, images: Tensor) -> Tensor:
@@ -102,15 +95,9 @@ def check_present(name: str) -> None:
 
 
 def make_features(
-    name: str,
-    shape: Sequence[int],
-    pixel_range: tuple[float, float],
-    device: torch.device,
-    *,
-    classifier: Classifier | None = None,
-    data_dir: str | Path | None = None,
+    name: str, spec: ImageSpec, device: torch.device, classifier: Classifier | None = None, data_dir: Path | None = None
 ) -> Features:
-    """Return the network called `name` for images of `shape`; `classifier` is the dataset's own."""
+    """Return the network called `name` for images of a format; `classifier` is the dataset's own."""
     check_names([name])
     kind, _, path = name.partition(":")
     if kind == "classifier":
@@ -120,14 +107,14 @@ def make_features(
     if kind == "torchscript":
         file = Path(path).expanduser()
         digest = _sha256(file)
-        return PictureFeatures(f"{file.name}:{digest[:8]}", _script(file, device), digest, shape, pixel_range, device)
+        return PictureFeatures(f"{file.name}:{digest[:8]}", _script(file, device), digest, spec, device)
     if kind == "inception":
         file = Path(path).expanduser() if path else _inception_file(data_dir)
         network: nn.Module = _with_weights(Inception(), file)
     else:
         file = weights_file()
         network = folded(_with_weights(EfficientNetLite0(), file))
-    return PictureFeatures(kind, network, _sha256(file), shape, pixel_range, device)
+    return PictureFeatures(kind, network, _sha256(file), spec, device)
 
 
 def _with_weights(network: Network, file: Path) -> Network:
@@ -160,7 +147,7 @@ def _script(file: Path, device: torch.device) -> nn.Module:
     return network
 
 
-def _inception_file(data_dir: str | Path | None) -> Path:
+def _inception_file(data_dir: Path | None) -> Path:
     """Return the weights of the common FID: beside the datasets, in the cache, or downloaded."""
     import filelock
     import pooch

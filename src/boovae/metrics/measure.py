@@ -45,10 +45,9 @@ def sample_networks(
     classifier = None
     if ("classifier" in needs or "classifier" in names) and len(stream.full.class_names) > 1:
         classifier = trained_classifier(stream, device=trainer.device, progress=say)
-    options = (stream.shape, stream.pixel_range, trainer.device)
     if classifier is None:
         names = [name for name in names if name != "classifier"]
-    networks = [make_features(name, *options, classifier=classifier, data_dir=data_dir) for name in names]
+    networks = [make_features(name, stream.spec, trainer.device, classifier, data_dir) for name in names]
     return SampleNetworks(classifier, [Reference(network) for network in networks])
 
 

@@ -168,7 +168,7 @@ def _cells(line: Line) -> dict[float, str]:
 
 def kind_of(run: RunRecord) -> Kind:
     """Return "joint" for a run that was trained on all tasks at once, which bounds the other methods."""
-    return "joint" if "joint" in run.method.split("+") else "run"
+    return "joint" if "joint" in run.head.method.split("+") else "run"
 
 
 def curves(runs: Sequence[RunRecord], labels: Sequence[str], published: Published) -> list[Chart]:

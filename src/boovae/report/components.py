@@ -32,7 +32,7 @@ def rows(run: RunRecord) -> list[Row]:
 
 def _story(run: RunRecord, task: int, count: int) -> str:
     """Describe how many components a task has, and how many were kept, merged and pruned."""
-    several = " in each replica" if len(run.seeds) > 1 else ""
+    several = " in each replica" if len(run.head.seeds) > 1 else ""
     text = f"{count} component{'s' if count > 1 else ''}"
     if count > SHOWN:
         text += f", of which the {SHOWN} costliest to drop are shown"
@@ -42,7 +42,7 @@ def _story(run: RunRecord, task: int, count: int) -> str:
             text += f"; {_span(kept)} kept when the task ended{several}"
         if (twins > 0).any():
             text += f", {_span(twins)} merged as duplicates"
-    dropped = sum((pruning.dropped for pruning in run.prunings if pruning.task == task), np.zeros(len(run.seeds)))
+    dropped = sum((pruning.dropped for pruning in run.prunings if pruning.task == task), np.zeros(len(run.head.seeds)))
     if (dropped > 0).any():
         text += f"; {_span(dropped)} pruned since"
     return f"{text}."

@@ -238,21 +238,6 @@ class RunRecord:
         return self.path.rpartition("/")[2]
 
     @property
-    def seeds(self) -> list[int]:
-        """The seed of each replica."""
-        return self.head.seeds
-
-    @property
-    def method(self) -> str:
-        """The name of the method."""
-        return self.head.method
-
-    @property
-    def dataset(self) -> str:
-        """The name of the dataset."""
-        return self.head.dataset
-
-    @property
     def wide(self) -> bool:
         """Whether its pictures are strips of colours, or much wider than high."""
         shape = self.head.shape

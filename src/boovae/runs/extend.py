@@ -26,7 +26,7 @@ from boovae.runs.environment import environment
 from boovae.runs.folder import RunFolder
 from boovae.runs.progress import Display
 from boovae.runs.run import Run
-from boovae.runs.trackers import check_trackers
+from boovae.runs.trackers import check_trackers, tracked
 from boovae.runs.train import advance, make_trainer, signals
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
@@ -64,7 +64,8 @@ def extend(
             _begin(run, trainer, plan, command)
         plan.past.add([plan.event["name"]], plan.stream)
         networks = sample_networks(plan.past.stream, trainer, metrics, run.say, features, data_dir)
-        advance(run, trainer, plan.past.tasks, networks, metrics, log)
+        with tracked(run, log):
+            advance(run, trainer, plan.past.tasks, networks, metrics)
         return folder
 
 

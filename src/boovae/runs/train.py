@@ -87,7 +87,8 @@ def train(
             return out
         introduce(run, planned)
         networks = sample_networks(planned, trainer, metrics, run.say, features, data_dir)
-        advance(run, trainer, planned, networks, metrics, log)
+        with tracked(run, log):
+            advance(run, trainer, planned, networks, metrics)
         return out
 
 
@@ -102,12 +103,7 @@ def introduce(run: Run, planned: Stream) -> None:
 
 
 def advance(
-    run: Run,
-    trainer: Trainer,
-    tasks: Sequence[Task | None],
-    networks: SampleNetworks,
-    metrics: Sequence[str],
-    log: Sequence[str],
+    run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
 ) -> None:
     """Learn and evaluate until all tasks are done, starting where trainer and log are.
 
@@ -116,22 +112,21 @@ def advance(
     said: set[str] = set()
     if to_learn := [len(task.train.images) for task in tasks[trainer.tasks_done :] if task is not None]:
         run.estimate = TimeEstimate(to_learn, run.display)
-    with tracked(run, log):
-        while len(run.evaluations) < len(tasks):
-            evaluated = len(run.evaluations) < trainer.tasks_done
-            if evaluated:
-                _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
-            else:
-                task = tasks[trainer.tasks_done]
-                assert task is not None
-                trainer.prepare(task)
-                if run.estimate is not None:
-                    run.estimate.task()
-                run.display.task(trainer.tasks_done, len(tasks), task.name, trainer.settings.training.epochs)
-                run.learn(trainer, task)
-            run.checkpoint(trainer)
-            if evaluated and len(run.evaluations) < len(tasks):  # at the end of a run all warnings are shown
-                warn(run, said)
+    while len(run.evaluations) < len(tasks):
+        evaluated = len(run.evaluations) < trainer.tasks_done
+        if evaluated:
+            _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
+        else:
+            task = tasks[trainer.tasks_done]
+            assert task is not None
+            trainer.prepare(task)
+            if run.estimate is not None:
+                run.estimate.task()
+            run.display.task(trainer.tasks_done, len(tasks), task.name, trainer.settings.training.epochs)
+            run.learn(trainer, task)
+        run.checkpoint(trainer)
+        if evaluated and len(run.evaluations) < len(tasks):  # at the end of a run all warnings are shown
+            warn(run, said)
 
 
 def _evaluate(

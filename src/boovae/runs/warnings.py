@@ -129,7 +129,7 @@ def _forgotten(run: RunRecord, last: Evaluation) -> str:
     return (
         f"{_sentence(_names(run, tasks))[:-1]} {verb} being forgotten: at worst, “{run.task_name(worst)}”, an image "
         f"costs {number(float(lost[worst]))} nats more than when it was learned ({number(float(learned[worst]))}). "
-        f"{_sentence(_help(run.method))}"
+        f"{_sentence(_help(run.head.method))}"
     )
 
 
@@ -151,7 +151,7 @@ def _missing(run: RunRecord, last: Evaluation) -> str:
     old, new = ([name for name in gone if (name in before) == known] for known in (True, False))
     texts = []
     if old:
-        texts.append(f"Samples rarely show {_listed(old)} any more: {rare}. {_sentence(_help(run.method))}")
+        texts.append(f"Samples rarely show {_listed(old)} any more: {rare}. {_sentence(_help(run.head.method))}")
     if new:
         texts.append(
             f"Samples rarely show {_listed(new)}, of the newest task: {rare}. More --epochs or a smaller --batch-size "
@@ -162,7 +162,7 @@ def _missing(run: RunRecord, last: Evaluation) -> str:
 
 def _divergences(run: RunRecord) -> list[str]:
     found = []
-    for index, seed in enumerate(run.seeds):
+    for index, seed in enumerate(run.head.seeds):
         mine = [d for d in run.divergences if d.replica == index]
         frozen = next((d for d in mine if d.frozen), None)
         who = f"Replica {index + 1} (seed {seed})"
@@ -225,7 +225,7 @@ def _idle(run: RunRecord) -> str:
 def _cut_short(run: RunRecord) -> str:
     """Warn of too few epochs for components that are learned one after another."""
     wanted, epochs = (run.config.get(name, "") for name in ("components", "epochs"))
-    boosted = {"boo", "boo-flow"} & set(run.method.split("+"))
+    boosted = {"boo", "boo-flow"} & set(run.head.method.split("+"))
     one_by_one = boosted and run.config.get("boo_objective") in ("forward", "literal")
     if not one_by_one or not wanted.isdigit() or not epochs.isdigit() or int(epochs) >= int(wanted):
         return ""

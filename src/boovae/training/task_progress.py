@@ -90,9 +90,7 @@ class Control:
 
     def plateau(self, watched: Array, patience: int) -> None:
         """Halve the rate of replicas whose `watched` loss has not fallen for more than `patience` epochs."""
-        better = watched < self.plateau_best - PLATEAU_THRESHOLD * np.abs(
-            self.plateau_best, where=np.isfinite(self.plateau_best), out=np.zeros_like(self.plateau_best)
-        )
+        better = watched < self.plateau_best - PLATEAU_THRESHOLD * np.nan_to_num(np.abs(self.plateau_best), posinf=0.0)
         self.plateau_best = np.where(better, watched, self.plateau_best)
         self.plateau_wait = np.where(better, 0, self.plateau_wait + 1)
         late = self.plateau_wait > patience
