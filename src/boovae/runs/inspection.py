@@ -154,8 +154,7 @@ def components(trainer: Trainer, replica: int = 0) -> list[Component]:
         numbers = torch.stack([weights, masses, costs, shares], 1).tolist()
         for place in (log_weights[task] > EMPTY / 2).nonzero().flatten().tolist():
             weight, mass, cost, share = numbers[place]
-            pictures = inputs[task, place], decoded[place]
-            found.append(Component(task, place, weight, mass, cost, share, *pictures))
+            found.append(Component(task, place, weight, mass, cost, share, inputs[task, place], decoded[place]))
     return sorted(found, key=lambda component: (component.task, -component.cost))
 
 

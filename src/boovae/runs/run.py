@@ -26,13 +26,13 @@ from boovae.runs.reading import record_of_log
 from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
 from boovae.training.state import logged, refused
-from boovae.training.trainer import Trainer
+from boovae.training.trainer import Observer, Trainer
 
 #: Kinds of events, numerous ones, that neither resuming a run nor its warnings need.
 PASSED = frozenset({"epoch"})
 
 
-class Run:
+class Run(Observer):
     """A run folder, locked by one process at a time, and its log in memory."""
 
     def __init__(self, folder: Path, settings: Settings, display: Display | None = None) -> None:

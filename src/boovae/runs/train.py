@@ -154,7 +154,7 @@ def _evaluate(
     save_samples(trainer, run.files.sample_grid(evaluation.task))
     if has_components(trainer):
         save_components(run, trainer)
-    save_latents(run, trainer, tasks)
+    write_file(run.files.latents, json.dumps(latent_map(trainer, codes(trainer, tasks))).encode())
     seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
     run.timing({"event": "task", "task": evaluation.task, **seconds, "steps": trainer.task_steps})
 
@@ -183,12 +183,6 @@ def save_samples(
         save_grid(path, images, spec.shape, scale=tile_scale(spec.shape), pixel_range=spec.pixel_range)
 
 
-def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
-    """Write the latent map: codes of test images and components of the prior, first replica."""
-    found = latent_map(trainer, codes(trainer, tasks))
-    write_file(run.files.latents, json.dumps(found).encode())
-
-
 def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
     """Open a finished or stopped run without its data; the caller closes it."""
     with ExitStack() as stack:
@@ -204,8 +198,7 @@ def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Tr
     """Return a trainer for the images that the log of a run describes."""
     head = run.head()
     low, high = head.get("pixel_range") or (0.0, 1.0)
-    binarize = head["split"]["binarize"]
-    spec = ImageSpec(tuple(head["shape"]), (low, high), binarize)
+    spec = ImageSpec(tuple(head["shape"]), (low, high), head["split"]["binarize"])
     return Trainer(run.settings, spec, device=device, compile=compile)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +34,11 @@ from boovae.training.state import MOST_TASKS, check, group, prefixed, put, refus
 from boovae.training.task_progress import Array, Control, TaskProgress
 
 
-class Observer(Protocol):
-    """Observes a run: writes the log and the checkpoints and updates the display. Only the trainer calls it."""
+class Observer:
+    """Observes a run: writes the log and the checkpoints and updates the display; this one does nothing.
+
+    Only the trainer calls it.
+    """
 
     def event(self, event: Event) -> None:
         """Take a deterministic event for `metrics.jsonl`."""
@@ -45,19 +48,6 @@ class Observer(Protocol):
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
         """Called after an epoch, to update the display."""
-
-
-class Unwatched:
-    """An observer that does nothing, for a trainer that is used directly."""
-
-    def event(self, event: Event) -> None:
-        """Ignore the event."""
-
-    def block(self, trainer: Trainer) -> None:
-        """Write no checkpoint."""
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        """Show nothing."""
 
 
 class Trainer:
@@ -195,7 +185,7 @@ class Trainer:
                 f"task '{self._unfinished}' was interrupted: call load_state with an earlier result of `state`, "
                 "or make a new Trainer"
             )
-        observer, choices = observer or Unwatched(), self.prepare(task)
+        observer, choices = observer or Observer(), self.prepare(task)
         self._prepared = None  # it holds images
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
