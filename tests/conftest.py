@@ -222,7 +222,7 @@ def begun(trainer: Trainer, task: Task) -> Trainer:
 def step(trainer: Trainer, images: Tensor, *, training: bool = True, kl_weight: float = 1.0) -> dict[str, Any]:
     """Return the batch of a step on the same images (B, D) for all replicas."""
     count = len(trainer.replicas)
-    draws = trainer.generators.draw_all(trainer.draws(len(images), training=training), "a step")
+    draws = trainer.generators.draw_all(trainer.objective.draws(len(images), training=training), "a step")
     return {
         "x": images.expand(count, *images.shape),
         "weight": torch.full((count, len(images)), 1 / len(images)),

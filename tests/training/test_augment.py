@@ -92,8 +92,8 @@ def test_mirror_exchanges_left_and_right_of_every_colour_where_it_was_drawn(shap
 def test_training_draws_mirrored_images_and_scoring_does_not() -> None:
     settings = resolve({"dataset": "digits", "method": "standard", "mirror": True, "latent_dim": 10})
     trainer = Trainer(settings, ImageSpec((8, 8)))
-    assert "mirror" in trainer.draws(8, training=True)
-    assert "mirror" not in trainer.draws(8, training=False)
+    assert "mirror" in trainer.objective.draws(8, training=True)
+    assert "mirror" not in trainer.objective.draws(8, training=False)
     model, seen = trainer.build(), []
     model.encoder.register_forward_pre_hook(lambda encoder, inputs: seen.append(inputs[0]))
     x = torch.rand(2, 64)
@@ -153,8 +153,8 @@ def test_training_draws_deformed_images_and_scoring_does_not() -> None:
     settings = resolve({"dataset": "digits", "epochs": 1, "deform": 0.1, "limit": 40})
     stream = load_stream("digits", limit=40)
     trainer = Trainer(settings, stream.spec)
-    assert {"deform", "deformed"} <= trainer.draws(8, training=True).keys()
-    assert not {"deform", "deformed"} & trainer.draws(8, training=False).keys()
+    assert {"deform", "deformed"} <= trainer.objective.draws(8, training=True).keys()
+    assert not {"deform", "deformed"} & trainer.objective.draws(8, training=False).keys()
     plain = Trainer(settings.changed(deform=0.0), stream.spec)
     for each in (trainer, plain):
         each.learn(stream[0], Watch(Display()))

@@ -348,8 +348,7 @@ class Greedy(Boosting):
             z = torch.cat([h.rsample(normal[0]), r.sample(uniform, normal[1])])
             return Scores(h.log_prob(z), r.log_prob(z), target.log_prob(z))
 
-        scores: Scores = vmap(one)(parts, log_weights, _aggregated(posterior), *noise.values())
-        return scores
+        return vmap(one)(parts, log_weights, _aggregated(posterior), *noise.values())
 
 
 class LiteralBoosting(Greedy):

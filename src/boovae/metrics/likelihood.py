@@ -72,7 +72,7 @@ def log_likelihood(
     compile: bool = False,
     fixed: bool = False,
     partial: PartialResult | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
 
@@ -118,7 +118,7 @@ def scored_again(
     tasks: Tensor | None = None,
     seed: int = 0,
     partial: PartialResult | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> LogLikelihood:
     """Return the scores with those of few effective samples replaced by scores under the proposal of `fitted.py`.
 
@@ -128,8 +128,7 @@ def scored_again(
     """
     few = (found.effective_samples < FEW).nonzero()  # (m, 2): replica and image; never those of a diverged replica
     if not len(few):
-        if progress is not None:
-            progress(1.0)
+        progress(1.0)
         return found
     model, device, half = replicas.model, images.device, -(-samples // 2)
     rows_at_once = CHUNK_BYTES[device.type] // (4 * _row(model, images.shape[1]))
@@ -163,15 +162,13 @@ def scored_again(
 
 
 @torch.no_grad()
-def log_likelihood_of_each_task(
-    replicas: Replicas, image: Tensor, tasks: int, samples: int, seed: int = 0
-) -> LogLikelihood:
+def log_likelihood_of_each_task(replicas: Replicas, image: Tensor, tasks: int, samples: int) -> LogLikelihood:
     """Return log p(x) of one image (D,), (R, 1), and under each task's own part of the prior, (R, T).
 
     All tasks share the samples, which are decoded once. Where tasks do not share the prior, `own` is (R, 1), too.
     """
     model = replicas.model
-    noise = _noise(samples, model.latent_dim, seed, image.device)
+    noise = _noise(samples, model.latent_dim, 0, image.device)
     owners = torch.arange(tasks, device=image.device) if model.prior.shares_mass else None
     per_chunk = max(1, CHUNK_BYTES[image.device.type] // (4 * _row(model, len(image))))
     results = []
@@ -211,8 +208,11 @@ def log_likelihood_of_tasks(
     for done, (name, view, mine) in enumerate(parts):
 
         def options(name: str, at: int, mine: Tensor | slice = mine) -> dict[str, Any]:
-            within = _within(progress, at, passes * len(parts))
             partial = partial_results.setdefault(name, PartialResult())
+
+            def within(share: float) -> None:
+                progress((at + share) / (passes * len(parts)))
+
             return {"tasks": owners[mine], "partial": partial, "progress": within}
 
         scores = log_likelihood(view, images[mine], samples, compile=trainer.compile, **options(name, passes * done))
@@ -221,11 +221,6 @@ def log_likelihood_of_tasks(
             scores = scored_again(view, images[mine], samples, scores, **again)
         found.append(scores)
     return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*found, strict=True)))
-
-
-def _within(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
-    """Return a function that reports the progress of one part after `done` parts as that of the whole."""
-    return lambda share: progress((done + share) / parts)
 
 
 def _of_sums(total: Tensor, own: Tensor, squares: Tensor, *, samples: int) -> LogLikelihood:

@@ -55,7 +55,7 @@ class Reference:
         samples: Tensor,
         tasks: Sequence[Task],
         partial: PartialResult | None = None,
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[float], None] = lambda share: None,
     ) -> Scores:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
@@ -71,7 +71,7 @@ class Reference:
         against = (moments(test), combined([part.train for part in real]))
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
         count = min(len(test), samples.shape[1])
-        some = _evenly_spread(test, count).to(samples.device)
+        some = test[torch.arange(count) * len(test) // count].to(samples.device)  # of every task
         partial = PartialResult() if partial is None else partial
         plan = {"network": self.network.digest, "images": len(test), "samples": samples.shape[1]}
         found = partial.begin(plan, torch.zeros(3, len(samples), dtype=torch.float64, device=samples.device))
@@ -122,9 +122,3 @@ def _restored(tensors: dict[str, Tensor], about: dict[str, Any]) -> Real:
 
 def _on_cpu(m: Moments) -> Moments:
     return Moments(m.mean.cpu(), m.covariance.cpu(), m.n)
-
-
-def _evenly_spread(features: Tensor, count: int) -> Tensor:
-    """Return `count` rows, evenly spread, so that every task is represented."""
-    rows = torch.arange(count, device=features.device) * len(features) // count
-    return features[rows]

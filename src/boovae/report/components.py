@@ -24,8 +24,8 @@ def rows(run: RunRecord) -> list[Row]:
     """Return the components of every task that has any, the costliest to drop first."""
     found = []
     for task in sorted({component.task for component in run.components}):
-        mine = [component for component in run.components if component.task == task]
-        mine.sort(key=lambda component: math.inf if component.cost is None else -component.cost)
+        every = (component for component in run.components if component.task == task)
+        mine = sorted(every, key=lambda component: math.inf if component.cost is None else -component.cost)
         found.append(Row(run.task_name(task), _story(run, task, len(mine)), mine[:SHOWN]))
     return found
 

@@ -23,7 +23,6 @@ from boovae.model.vae import VAE
 from boovae.replicas.adam import Moments
 from boovae.replicas.devices import choose_device, matmul_precision, one_thread
 from boovae.replicas.engine import Engine, block_length, validation_chunk
-from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import GradientStep
 from boovae.training import augment
@@ -156,10 +155,6 @@ class Trainer:
         """Return the model for images of a task."""
         return self.method.view(self.replicas, task)
 
-    def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:
-        """Return the random tensors of one step of one replica."""
-        return self.objective.draws(batch_size, training=training)
-
     # --- one task -----------------------------------------------------------------------------------------------
 
     def prepare(self, task: Task) -> tuple[Choice, ...]:
@@ -285,7 +280,8 @@ class Trainer:
                 )
         chunk = validation_chunk(images.valid.shape[-2])
         chunks = -(-images.valid.shape[-2] // chunk)
-        noise = self.generators.draw_all(self.draws(chunk, training=False), images.index, "valid", steps=chunks)
+        draws = self.objective.draws(chunk, training=False)
+        noise = self.generators.draw_all(draws, images.index, "valid", steps=chunks)
         control = Control(np.full(len(self.replicas), training.learning_rate))
         control.active[self.frozen] = 0
         progress = TaskProgress(start, {}, control, Moments.zeros(self.replicas.parameters))
@@ -316,7 +312,7 @@ class Trainer:
         return self.replicas.tensors() | prefixed("state", tracked)
 
     def _block_length(self) -> int:
-        return block_length(self.draws(self.settings.training.batch_size, training=True))
+        return block_length(self.objective.draws(self.settings.training.batch_size, training=True))
 
     def _train_epoch(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
         engine, training, control = self.engine, self.settings.training, progress.control
@@ -328,7 +324,7 @@ class Trainer:
         key = (images.index, progress.epoch)
         steps, batch = engine.steps_per_epoch, engine.batch_size
         order = self.generators.order(engine.images, *key)[:, : steps * batch].unflatten(1, (steps, batch))
-        draws = self.draws(batch, training=True)
+        draws = self.objective.draws(batch, training=True)
         if progress.block == 0:
             engine.reset_totals()
         for block, part in enumerate(order.split(self._block_length(), dim=1)):

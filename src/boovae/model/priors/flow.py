@@ -124,8 +124,7 @@ class FlowPrior(BoostedPrior):
 
     def inward(self, z: Tensor) -> Tensor:
         """Map points of z-space to v-space."""
-        v: Tensor = self.flow.inverse(z)[0]
-        return v
+        return self.flow.inverse(z)[0]
 
     def outward(self, mean: Tensor) -> Tensor:
         """Map points of v-space to z-space."""
