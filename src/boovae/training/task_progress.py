@@ -17,6 +17,7 @@ PLATEAU_THRESHOLD = 1e-4
 MAX_RETRIES = 2
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Control:
             setattr(control, item.name, tensors[item.name].numpy().copy())
         return control
 
-    def keep(self, before: Self, done: npt.NDArray[np.bool_]) -> None:
+    def keep(self, before: Self, done: Mask) -> None:
         """Take over the replicas that are done from an earlier attempt, and stop them."""
         for item in fields(self):
             getattr(self, item.name)[done] = getattr(before, item.name)[done]
@@ -65,10 +66,10 @@ class Control:
         epoch: int,
         plain: Array,
         watched: Array,
-        broken: npt.NDArray[np.bool_],
+        broken: Mask,
         first_eligible: int,
         warmup: int,
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Mask:
         """Lower learning rates and stop replicas after an epoch; return the mask of replicas with a new best loss.
 
         `plain` is the loss watched for plateaus, `watched` the one for early stopping, which waits for the end of the
@@ -97,9 +98,7 @@ class Control:
         self.learning_rate = np.where(late, self.learning_rate * PLATEAU_FACTOR, self.learning_rate)
         self.plateau_wait = np.where(late, 0, self.plateau_wait)
 
-    def early_stop(
-        self, loss: Array, epoch: int, patience: int, *, eligible: bool, counting: bool
-    ) -> npt.NDArray[np.bool_]:
+    def early_stop(self, loss: Array, epoch: int, patience: int, *, eligible: bool, counting: bool) -> Mask:
         """Record an epoch's validation loss; return the mask of replicas with a new best snapshot.
 
         A replica stops once more than `patience` epochs passed without a new best one.
@@ -164,7 +163,7 @@ class TaskProgress:
         put(self.totals, saved)
         self.epoch, self.block, self.attempt = record["epoch"], record["block"], record.get("attempt", 0)
 
-    def take_snapshot(self, chosen: npt.NDArray[np.bool_], current: dict[str, Tensor]) -> None:
+    def take_snapshot(self, chosen: Mask, current: dict[str, Tensor]) -> None:
         """Store the current state of the chosen replicas as their best."""
         if chosen.any():
             mask = torch.from_numpy(chosen).to(self.moments.steps.device)

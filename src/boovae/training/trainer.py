@@ -195,8 +195,7 @@ class Trainer:
             if not resumed:  # a resumed task has logged its start already
                 _forward(events, observer)
             self._train(progress, images, observer)
-            again = self._again(progress, images, observer)
-            if again is not None:
+            if again := self._again(progress, images, observer):
                 progress = again
                 self._train(progress, images, observer)
             self._finish(progress, images, observer)
