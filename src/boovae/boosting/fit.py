@@ -391,11 +391,7 @@ class ForwardBoosting(Greedy):
 
 
 Strategies = dict[str, type[Boosting]]
-STRATEGIES: Strategies = {
-    "corrective": Corrective,
-    "forward": ForwardBoosting,
-    "literal": LiteralBoosting,
-}
+STRATEGIES: Strategies = {"corrective": Corrective, "forward": ForwardBoosting, "literal": LiteralBoosting}
 
 
 def refits(done: int, until: int) -> bool:

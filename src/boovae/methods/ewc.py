@@ -76,8 +76,7 @@ class EWC(Method):
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Scale the quadratic penalty to the mean over this task's images."""
         if self.memory:
-            scale = self.strength("ewc_strength", replicas) / task.own_images
-            self.state = {**self.memory, "scale": scale}
+            self.state = {**self.memory, "scale": self.strength("ewc_strength", replicas) / task.own_images}
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return scale / 2 . Σ_i P_i (θ_i − a_i)²."""

@@ -55,14 +55,12 @@ class PictureFeatures:
         """Return flat images (n, D) as colour pictures (n, 3, h, w) in [0, 1], rounded to 8 bits."""
         low, high = self.pixel_range
         unit = ((images.to(self.device).float() - low) / (high - low)).clamp(0, 1)
-        pictures = (255 * unit).round().div(255).reshape(-1, *self.shape)
-        return pictures.expand(-1, 3, -1, -1)
+        return (255 * unit).round().div(255).reshape(-1, *self.shape).expand(-1, 3, -1, -1)
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Return the features (..., F) of images (..., D)."""
-        flat = images.reshape(-1, math.prod(self.shape))
-        parts = flat.split(BATCH[self.device.type])
+        parts = images.reshape(-1, math.prod(self.shape)).split(BATCH[self.device.type])
         found = [self.network(self.pictures(part)) for part in parts]
         shape = tuple(found[0].shape)
         if len(shape) != 2 or shape[0] != len(parts[0]):
@@ -159,8 +157,7 @@ def _inception_file(data_dir: Path | None) -> Path:
     pooch.get_logger().setLevel("WARNING")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{INCEPTION_FILE}.part"
-        url, fetch = INCEPTION_MIRROR + INCEPTION_FILE, ResumingDownloader(part)
+        url, fetch = INCEPTION_MIRROR + INCEPTION_FILE, ResumingDownloader(folder / f"{INCEPTION_FILE}.part")
         # One process downloads; others that need the file, such as cells of a bench, wait and then find it.
         with filelock.FileLock(folder / f"{INCEPTION_FILE}.lock", timeout=1800):
             file = Path(pooch.retrieve(url, None, fname=INCEPTION_FILE, path=folder, downloader=fetch))

@@ -28,8 +28,7 @@ def codes(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[int, DiagonalN
     for index, task in enumerate(tasks):
         if task is not None:
             images = _spread(task.test.images, IMAGES).to(trainer.device)
-            view = trainer.view(index)
-            found[index] = view.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
+            found[index] = trainer.view(index).map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
     return found
 
 

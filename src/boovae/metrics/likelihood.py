@@ -247,9 +247,7 @@ def _noise(samples: int, latent_dim: int, seed: int, device: torch.device, purpo
 def _row(model: VAE, pixels: int) -> int:
     """Return the floats in memory per sample and image: decoder outputs or convolutions, and the prior's densities."""
     # A convolution, its normalisation and its ReLU each make an array; component densities are in float64.
-    widths = [
-        3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, (ConvDecoder, ResidualDecoder))
-    ]
+    widths = [3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, ConvDecoder | ResidualDecoder)]
     return max([pixels * model.likelihood.parameters, *widths]) + 4 * model.prior.components
 
 

@@ -146,8 +146,7 @@ def components(trainer: Trainer, replica: int = 0) -> list[Component]:
         tensors = replica_of(view.tensors(), replica)
         parts, decoded = view.call(tensors, _gaussians_and_images, task)
         log_weights, inputs = tensors[WEIGHTS], tensors["prior.pseudo_inputs"]
-        noise = _noise(trainer, task, slice(replica, replica + 1))[0]
-        costs = drop_costs(log_weights[task], parts, noise)
+        costs = drop_costs(log_weights[task], parts, _noise(trainer, task, slice(replica, replica + 1))[0])
         shares = costs / costs.masked_fill(log_weights[task] <= EMPTY / 2, 0.0).sum()
         weights = log_weights[task].double().exp()
         masses = weights * tensors["prior.log_masses"][task].double().exp()

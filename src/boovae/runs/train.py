@@ -79,8 +79,7 @@ def train(
     settings = recorded(trainer.settings, stream)
     with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):
-            names = [task.name for task in planned]
-            run.event(run_event(settings, planned.spec, names, planned.split_record))
+            run.event(run_event(settings, planned.spec, [task.name for task in planned], planned.split_record))
         _check_same(run, planned)
         if len(run.evaluations) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")

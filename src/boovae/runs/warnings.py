@@ -130,8 +130,7 @@ def _forgotten(run: RunRecord, last: Evaluation) -> str:
 
 
 def _help(method: str) -> str:
-    parts = method.split("+")
-    return HELP[next((name for name in HELP if name in parts), "")]
+    return HELP[next((name for name in HELP if name in method.split("+")), "")]
 
 
 def _missing(run: RunRecord, last: Evaluation) -> str:

@@ -307,8 +307,7 @@ class Trainer:
 
     def _snapshot(self) -> dict[str, Tensor]:
         """Return what is saved and restored together: the model, and the tensors that the methods track."""
-        tracked = self.engine.state if self.method.tracks else {}
-        return self.replicas.tensors() | prefixed("state", tracked)
+        return self.replicas.tensors() | prefixed("state", self.engine.state if self.method.tracks else {})
 
     def _block_length(self) -> int:
         return block_length(self.objective.draws(self.settings.training.batch_size, training=True))
