@@ -196,9 +196,8 @@ PRUNING = {"": "boo_prune=0.001", " without pruning": "boo_prune=0.0"}
 def _components(text: str, count: int) -> dict[str, str]:
     """Return the variants with pruning and without."""
     variant, own = grid.Variant.parse(text), text.partition(":")[2]
-    for name in ("components", "boo_prune"):
-        if name in variant.changes:
-            raise InputError(f"{{methods}} {text}: this study varies {name} itself; leave it out")
+    for name in filter(variant.changes.__contains__, ("components", "boo_prune")):
+        raise InputError(f"{{methods}} {text}: this study varies {name} itself; leave it out")
     changes = ",".join(filter(None, [own, f"components={count}"]))
     return {
         f"{variant.label}{pruned}": f"{variant.label} {count}{pruned}={variant.method}:{changes},{setting}"

@@ -46,9 +46,8 @@ class MixtureMethod(Method):
         """Add a row for the task's components to the stored ones, and set the mass of each task."""
         replicas.rebuild()
         buffers = replicas.buffers
-        for name in ROW:
-            if name in self.memory:
-                buffers[f"prior.{name}"][:, : task.index] = self.memory[name]
+        for name in filter(self.memory.__contains__, ROW):
+            buffers[f"prior.{name}"][:, : task.index] = self.memory[name]
         sizes = torch.tensor([*task.sizes_before, task.own_images], dtype=torch.float32, device=replicas.device)
         if self.equal_masses:
             sizes = torch.ones_like(sizes)

@@ -10,18 +10,7 @@ import msgspec
 import numpy as np
 
 from boovae.errors import InputError
-from boovae.metrics.schema import (
-    MOST_TASKS,
-    REMEDY,
-    Count,
-    Floats,
-    PerReplica,
-    PerTask,
-    TaskIndex,
-    absent,
-    axes,
-    decode,
-)
+from boovae.metrics.schema import REMEDY, Count, Floats, PerReplica, PerTask, TaskCount, TaskIndex, absent, axes, decode
 
 #: Fewer effective samples than this are few. Measured (docs/metrics/nll.md): where the median image has at least 10,
 #: the mean NLL of a task was never more than a nat too high; below 5 most were, by up to 144 nats.
@@ -125,7 +114,7 @@ class Evaluation(msgspec.Struct, frozen=True, eq=False, omit_defaults=True, tag=
     """All metrics after a task; `seen` = `task` + 1."""
 
     task: TaskIndex
-    seen: Annotated[int, msgspec.Meta(ge=1, le=MOST_TASKS)] | None = None
+    seen: TaskCount | None = None
     nll: NLL | None = None
     forgetting: Forgetting | None = None
     diversity: Diversity | None = None

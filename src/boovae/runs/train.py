@@ -265,10 +265,8 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     if different:
         run.close()
         shown = {name: [values.get(name, "the default") for values in (there, here)] for name in different}
-        names = ", ".join(f"{{{name}}} {before} there, {now} here" for name, (before, now) in shown.items())
-        raise InputError(
-            f"{out} holds a run with other settings ({names}): choose another {{out}} or the same settings"
-        )
+        what = ", ".join(f"{{{name}}} {before} there, {now} here" for name, (before, now) in shown.items())
+        raise InputError(f"{out} holds a run with other settings ({what}): choose another {{out}} or the same settings")
     return run
 
 

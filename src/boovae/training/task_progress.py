@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boovae.config import TrainingSettings
 from boovae.replicas.adam import Moments
-from boovae.training.state import check, group, prefixed, put
+from boovae.training.state import check, group, put
 
 PLATEAU_FACTOR = 0.5
 PLATEAU_THRESHOLD = 1e-4
@@ -146,7 +146,7 @@ class TaskProgress:
         named = {"start": self.start, "best": self.best, "first": first, "second": second, "totals": self.totals}
         groups = {**named, "control": self.control.tensors()}
         return {"steps": steps} | {
-            name: tensor for key, tensors in groups.items() for name, tensor in prefixed(key, tensors).items()
+            f"{key}/{name}": tensor for key, own in groups.items() for name, tensor in own.items()
         }
 
     def load(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
