@@ -100,7 +100,7 @@ class RunFolder:
         """Return the wall times by task; the file appears with the first finished task."""
         lines = _lines(self.timing, notes) if self.timing.is_file() else []
         ended = [line for line in lines if line.event.get("event") == "task"]
-        kept = [decode(line.event, records.Timing, line.where, _no_axes) for line in ended]
+        kept = [decode(line.event, records.Timing, line.where, lambda found: {}) for line in ended]
         return {timing.task: timing for timing in kept}  # an interrupted evaluation is timed again
 
     def read_samples(self, notes: list[str]) -> dict[int, bytes]:
@@ -183,10 +183,6 @@ def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) 
     return found
 
 
-def _no_axes(found: msgspec.Struct) -> Mapping[str, int]:
-    return {"two": 2}
-
-
 def _bytes(path: Path) -> bytes:
     try:
         return read_file(path, LOG_BYTES)
@@ -231,7 +227,7 @@ def _optional(path: Path, kind: type[Content], left_out: str, notes: list[str]) 
     if not path.is_file():
         return None
     try:
-        return decode(json.loads(_bytes(path)), kind, path.name, _no_axes)
+        return decode(json.loads(_bytes(path)), kind, path.name, lambda found: {"two": 2})
     except (ValueError, RecursionError) as error:
         problem = str(error).removeprefix(f"{path.name}: ").partition(";")[0]  # the remedy is for logs
         notes.append(f"{path.name} is damaged ({problem}); {left_out}.")

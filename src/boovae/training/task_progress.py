@@ -145,9 +145,7 @@ class TaskProgress:
         first, second, steps = self.moments
         named = {"start": self.start, "best": self.best, "first": first, "second": second, "totals": self.totals}
         groups = {**named, "control": self.control.tensors()}
-        return {"steps": steps} | {
-            f"{key}/{name}": tensor for key, own in groups.items() for name, tensor in own.items()
-        }
+        return {"steps": steps} | {f"{key}/{name}": part for key, own in groups.items() for name, part in own.items()}
 
     def load(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Load the saved progress into a task that was begun again from its start."""
