@@ -25,7 +25,7 @@ from boovae.cli.terminal import print_rows
 from boovae.config import Settings
 from boovae.data import ImageSpec
 from boovae.training.events import Event
-from boovae.training.trainer import Trainer
+from boovae.training.trainer import Observer, Trainer
 from speed import IMAGES, machine, task_of
 
 METHODS = (
@@ -40,7 +40,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[float, float]]] = {
 EPOCHS, UNTIMED = 8, 3  # of a timed task; the first epochs compile and capture the step
 
 
-class StepClock:
+class StepClock(Observer):
     """An observer that times each epoch, from its first block until its numbers are available.
 
     Epoch number `profiled` is profiled instead of timed: `profiler` has its kernels.

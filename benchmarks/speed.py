@@ -33,25 +33,19 @@ from boovae.replicas.devices import matmul_precision
 from boovae.replicas.engine import capture
 from boovae.runs.environment import source_commit
 from boovae.training.events import Event
-from boovae.training.trainer import Trainer
+from boovae.training.trainer import Observer, Trainer
 
 PIXELS, WIDTH, LATENT, BATCH, IMAGES = 784, 300, 40, 250, 5500
 LAYERS = [(PIXELS, WIDTH), (WIDTH, WIDTH), (WIDTH, 2 * LATENT), (LATENT, WIDTH), (WIDTH, WIDTH), (WIDTH, PIXELS)]
 STEPS_PER_EPOCH = IMAGES // BATCH
 
 
-class Clock:
+class Clock(Observer):
     """An observer that records when each epoch ends."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.marks: list[float] = []
-
-    def event(self, event: Event) -> None:
-        """Ignore the log."""
-
-    def block(self, trainer: Trainer) -> None:
-        """Do nothing between blocks."""
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
         """Record the time; the trainer has just waited for the device."""

@@ -22,7 +22,7 @@ from boovae.runs.run import Run
 from boovae.runs.train import train
 from boovae.training import checkpoint
 from boovae.training.events import Event, Interrupted
-from boovae.training.trainer import Trainer
+from boovae.training.trainer import Observer, Trainer
 from run_folders import NLL, write_npz
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def watched(page: Page) -> tuple[list[str], list[str]]:
     return troubles, requests
 
 
-class Recorder:
+class Recorder(Observer):
     """An observer that keeps the events and may act after an epoch."""
 
     def __init__(self) -> None:
@@ -168,12 +168,6 @@ class Recorder:
 
     def event(self, event: Event) -> None:
         self.events.append(event)
-
-    def block(self, trainer: Trainer) -> None:
-        pass
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        pass
 
     def of(self, kind: str) -> list[Event]:
         """Return the events of one kind."""
@@ -228,7 +222,7 @@ def begun(trainer: Trainer, task: Task) -> Trainer:
 def step(trainer: Trainer, images: Tensor, *, training: bool = True, kl_weight: float = 1.0) -> dict[str, Any]:
     """Return the batch of a step on the same images (B, D) for all replicas."""
     count = len(trainer.replicas)
-    draws = trainer.generators.draw_all(trainer.draws(len(images), training=training), "a step")
+    draws = trainer.generators.draw_all(trainer.objective.draws(len(images), training=training), "a step")
     return {
         "x": images.expand(count, *images.shape),
         "weight": torch.full((count, len(images)), 1 / len(images)),

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from boovae.config import Settings, to_toml
+from boovae.data import ImageSpec
 from boovae.methods import REGISTRY, is_method, resolve
-from boovae.metrics.evaluation import evaluation_event, read_evaluation
+from boovae.metrics.evaluation import read_evaluation
+from boovae.metrics.schema import to_json
 from boovae.report import save_grid
 from boovae.runs.environment import environment
 from boovae.runs.folder import RunFolder
@@ -41,7 +43,7 @@ def make_run(
     given = {"dataset": "mnist", "method": known, "replicas": replicas, "epochs": 500, "learning_rate": 5e-4}
     settings = resolve(given)
     split = {"how": "by class", "digest": "5f1c", "binarize": "none"}
-    events: list[dict[str, Any]] = [run_event(settings, (28, 28), (0.0, 1.0), names, split) | {"method": method}]
+    events: list[dict[str, Any]] = [run_event(settings, ImageSpec((28, 28)), names, split) | {"method": method}]
     learned: list[np.ndarray[Any, Any]] = []
     for task in range(min(done + 1, tasks)):
         images = {"train": 5000, "valid": 1000, "test": 1000}
@@ -140,7 +142,7 @@ def _evaluation(
             "parameters": 699_080,
         },
     }
-    return evaluation_event(read_evaluation(data, "a made-up run", replicas))
+    return to_json(read_evaluation(data, "a made-up run", replicas))
 
 
 def _lists(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from boovae.bench.request import Request
 from boovae.bench.results import Measured
 from boovae.cli.main import main
 from boovae.methods.coreset import CoresetSettings
-from boovae.metrics.evaluation import evaluation_event
+from boovae.metrics.schema import to_json
 from boovae.runs.data import load_data
 from faces import four_colours, write_celeba
 
@@ -116,7 +116,7 @@ def test_cells_on_other_features_are_not_mixed_in(tmp_path: Path, capsys: pytest
     (cell,) = plan(["celeba"], ["boo"], {"replicas": 2, "seed": 0}, 4)
     (tmp_path / "cells").mkdir()
     ((_, summary),) = with_distances(cell, 1.0).cells
-    raw = [evaluation_event(each) for each in summary["evaluations"]]
+    raw = [to_json(each) for each in summary["evaluations"]]
     (tmp_path / "cells" / f"{cell.name}.json").write_text(json.dumps(summary | {"evaluations": raw}))
     words = ["bench", "paper", "--datasets", "celeba", "--methods", "boo", "--replicas", "2", "--only-tables"]
     words += ["--out", str(tmp_path / "cells"), "--results", str(tmp_path / "results")]

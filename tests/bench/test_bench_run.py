@@ -30,7 +30,7 @@ from boovae.bench.scheduler import Board, Matrix
 from boovae.bench.worker import Answer, Job, lock_of, work
 from boovae.cli.main import main
 from boovae.errors import RunError
-from boovae.metrics.evaluation import evaluation_event
+from boovae.metrics.schema import to_json
 from conftest import with_kills
 
 METHODS = ("standard", "ewc")
@@ -60,7 +60,7 @@ def failing(label: str, answer: Answer, times: int = 10) -> Inline:
 
 def numbers(folder: Path, planned: list[Cell]) -> list[object]:
     summaries = [read_summary(folder, cell) for cell in planned]
-    return [summary and [evaluation_event(each) for each in summary["evaluations"]] for summary in summaries]
+    return [summary and [to_json(each) for each in summary["evaluations"]] for summary in summaries]
 
 
 @pytest.mark.parametrize(

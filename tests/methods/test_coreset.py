@@ -204,7 +204,7 @@ def test_more_kept_images_than_the_batch_has_take_turns(digits: Stream) -> None:
     subset = kept.take_along_dim(chosen.unsqueeze(2), dim=1)
     expected = 18 / 5 * trainer.replicas.map(mean, subset, batch["kept_noise"])
     torch.testing.assert_close(trainer.replicas.map(trainer.objective, batch).terms["kept"], expected)
-    draws = trainer.draws(5, training=True)
+    draws = trainer.objective.draws(5, training=True)
     orders = trainer.generators.draw_all(draws, 2, 0, 0, steps=16)["kept_order"].argsort(2)[..., :5]
     assert (orders.sort(2).values.diff(dim=2) > 0).all()
     assert set(orders[0].flatten().tolist()) == set(range(18))  # sooner or later all of them

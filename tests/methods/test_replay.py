@@ -117,7 +117,7 @@ def test_no_gradient_reaches_the_teacher(method: str, digits: Stream) -> None:
 
 def test_every_step_and_every_replica_has_images_of_its_own(digits: Stream) -> None:
     trainer = under_way(trained(tiny(method="replay", replay_images=6, tasks=1), digits), digits[1])
-    block = trainer.generators.draw_all(trainer.draws(8, training=True), 1, 0, 0, steps=3)
+    block = trainer.generators.draw_all(trainer.objective.draws(8, training=True), 1, 0, 0, steps=3)
     images = torch.stack(
         [
             generated(trainer, {"state": trainer.engine.state, **{name: draw[:, i] for name, draw in block.items()}})
@@ -152,9 +152,9 @@ def test_the_share_of_generated_images_in_a_step_is_as_set(
 
 def test_the_cost_of_a_step_and_the_memory_do_not_grow(digits: Stream) -> None:
     trainer = trained(tiny(method="replay", tasks=2), digits)
-    shapes = {name: draw.shape for name, draw in trainer.draws(8, training=True).items()}
+    shapes = {name: draw.shape for name, draw in trainer.objective.draws(8, training=True).items()}
     trainer.learn(digits[2], Recorder())
-    assert {name: draw.shape for name, draw in trainer.draws(8, training=True).items()} == shapes
+    assert {name: draw.shape for name, draw in trainer.objective.draws(8, training=True).items()} == shapes
     assert ledger(trainer).memory_bytes == ledger(trainer).images_stored == 0
 
 

@@ -225,7 +225,7 @@ def test_weights_that_matter_become_certain_and_others_return_to_the_prior(digit
 def batch_of(trainer: Trainer, images: Tensor, *, training: bool) -> Batch:
     """Return a batch for all replicas as the engine makes it."""
     count, rows = len(images), len(trainer.replicas)
-    noise = trainer.generators.draw_all(trainer.draws(count, training=training), "test")
+    noise = trainer.generators.draw_all(trainer.objective.draws(count, training=training), "test")
     weight, ones = torch.full((rows, count), 1 / count), torch.ones(rows)
     state = trainer.method.state
     return {"x": images.expand(rows, -1, -1), "weight": weight, "kl_weight": ones, "state": state, **noise}
@@ -315,7 +315,8 @@ def plain_names() -> list[str]:
 def test_layers_of_one_task_alone_stay_ordinary(digits: Stream) -> None:
     trainer = trained(tiny(method="multihead+vcl", tasks=2), digits)
     assert set(bayesian_layers(trainer.replicas.model)) == {"decoder.body.0", "decoder.body.2", "decoder.body.4"}
-    assert set(trainer.draws(7, training=True)) - {"latent"} == {f"vcl.decoder.body.{layer}" for layer in (0, 2, 4)}
+    drawn = set(trainer.objective.draws(7, training=True)) - {"latent"}
+    assert drawn == {f"vcl.decoder.body.{layer}" for layer in (0, 2, 4)}
     assert not any("log_variance" in name for name in trainer.method.memory())
 
 

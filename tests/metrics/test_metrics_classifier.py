@@ -20,7 +20,7 @@ from torch import Tensor
 from boovae.data.tasks import Stream
 from boovae.errors import InputError
 from boovae.metrics import cache, classifier, classifier_training
-from boovae.metrics.cache import read_tensors, write_tensors
+from boovae.metrics.cache import read_cached, write_cached
 from boovae.metrics.classifier import UNCLASSIFIED, Classifier
 from boovae.metrics.classifier_training import trained_classifier
 from boovae.training import checkpoint
@@ -289,7 +289,9 @@ def forged(kept: Path, **changes: Tensor) -> bytes:
     """Return what was kept with other tensors and a good checksum."""
     with safe_open(kept, framework="pt") as file:
         key = json.loads(file.metadata()["boovae"])["key"]
-    write_tensors(kept, key, {**read_tensors(kept, key)[0], **changes})
+    tensors = read_cached(kept, key, lambda tensors, about: tensors, "damaged")
+    assert tensors
+    assert write_cached(kept, key, {**tensors, **changes}, "lost")
     return kept.read_bytes()
 
 

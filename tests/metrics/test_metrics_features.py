@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boovae.data import Split, Task
+from boovae.data import ImageSpec, Split, Task
 from boovae.errors import InputError
 from boovae.metrics import efficientnet, features
 from boovae.metrics.efficientnet import EfficientNetLite0, SameConv2d, folded
@@ -21,6 +21,7 @@ from boovae.metrics.inception import Inception
 from boovae.metrics.reference import Reference
 
 CPU = torch.device("cpu")
+COLOURS = ImageSpec((3, 32, 32), (-1.0, 1.0))
 
 
 class Means(nn.Module):
@@ -31,7 +32,7 @@ class Means(nn.Module):
 
 
 def means(shape: tuple[int, ...] = (3, 4, 4), pixel_range: tuple[float, float] = (-1.0, 1.0)) -> PictureFeatures:
-    return PictureFeatures("means", Means(), "digest", shape, pixel_range, CPU)
+    return PictureFeatures("means", Means(), "digest", ImageSpec(shape, pixel_range), CPU)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
@@ -85,21 +86,21 @@ def test_inception_reads_the_usual_weights_file_and_refuses_others(tmp_path: Pat
     assert {"Conv2d_1a_3x3.conv.weight", "Mixed_7b.branch3x3dbl_3b.bn.running_var", "fc.bias"} <= weights.keys()
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
-    found = make_features(f"inception:{path}", (3, 32, 32), (-1.0, 1.0), CPU)
+    found = make_features(f"inception:{path}", COLOURS, CPU)
     assert found.name == "inception"
     with torch.no_grad():
         wanted = network.eval()(torch.zeros(1, 3, 32, 32))
     torch.testing.assert_close(found.features(torch.full((1, 3072), -1.0)), wanted)
     torch.save({**weights, "fc.weight": torch.zeros(1000, 2048)}, path)
     with pytest.raises(InputError, match=r"'fc.weight' is \(1000, 2048\), not \(1008, 2048\)"):
-        make_features(f"inception:{path}", (3, 32, 32), (-1.0, 1.0), CPU)
+        make_features(f"inception:{path}", COLOURS, CPU)
     del weights["fc.bias"]
     torch.save(weights, path)
     with pytest.raises(InputError, match=r"lacks 'fc\.bias'"):
-        make_features(f"inception:{path}", (3, 32, 32), (-1.0, 1.0), CPU)
+        make_features(f"inception:{path}", COLOURS, CPU)
     path.write_bytes(b"no weights")
     with pytest.raises(InputError, match="cannot be read as weights"):
-        make_features(f"inception:{path}", (3, 32, 32), (-1.0, 1.0), CPU)
+        make_features(f"inception:{path}", COLOURS, CPU)
 
 
 def test_inception_without_weights_says_where_to_put_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +110,7 @@ def test_inception_without_weights_says_where_to_put_them(tmp_path: Path, monkey
         InputError,
         match=r"pt_inception-2015-12-05-6726825d\.pth was not found and could not be downloaded[\s\S]*Put it at",
     ):
-        make_features("inception", (3, 32, 32), (-1.0, 1.0), CPU)
+        make_features("inception", COLOURS, CPU)
 
 
 def test_two_processes_do_not_write_one_download_of_inception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +126,7 @@ def test_two_processes_do_not_write_one_download_of_inception(tmp_path: Path, mo
     monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
     monkeypatch.setattr(pooch, "retrieve", other_process)
     with pytest.raises(InputError, match="no network"):
-        make_features("inception", (3, 32, 32), (-1.0, 1.0), CPU)
+        make_features("inception", COLOURS, CPU)
     assert held == [True]
 
 
@@ -157,7 +158,7 @@ def test_efficientnet_knows_what_is_in_a_photograph() -> None:
     from sklearn.datasets import load_sample_images
 
     china, flower = (torch.tensor(image).permute(2, 0, 1) / 255 for image in load_sample_images().images)
-    found = make_features("efficientnet-lite0", china.shape, (0.0, 1.0), CPU)
+    found = make_features("efficientnet-lite0", ImageSpec(tuple(china.shape)), CPU)
     assert isinstance(found, PictureFeatures)
     head = found.network.get_submodule("fc")
     likely = [head(found.features(image.reshape(1, -1)))[0].topk(6).indices.tolist() for image in (china, flower)]
@@ -186,20 +187,20 @@ def test_folded_normalisations_give_the_same_features() -> None:
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efficientnet, "PACKAGE", "no_such_package_at_all")
     with pytest.raises(InputError, match=r"pip install 'boovae\[features\]'"):
-        make_features("efficientnet-lite0", (3, 32, 32), (-1.0, 1.0), CPU)
+        make_features("efficientnet-lite0", COLOURS, CPU)
 
 
 def test_any_torchscript_file_gives_features_under_its_own_name(tmp_path: Path) -> None:
     path = tmp_path / "means.pt"
     torch.jit.script(Means()).save(str(path))
-    found = make_features(f"torchscript:{path}", (3, 4, 4), (-1.0, 1.0), CPU)
+    found = make_features(f"torchscript:{path}", ImageSpec((3, 4, 4), (-1.0, 1.0)), CPU)
     assert found.name.startswith("means.pt:")
     assert "inception" not in found.name
     images = 2 * torch.rand(5, 48) - 1
     torch.testing.assert_close(found.features(images), means().features(images))
     path.write_bytes(b"nothing")
     with pytest.raises(InputError, match="not a TorchScript file"):
-        make_features(f"torchscript:{path}", (3, 4, 4), (-1.0, 1.0), CPU)
+        make_features(f"torchscript:{path}", ImageSpec((3, 4, 4), (-1.0, 1.0)), CPU)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_real_images_are_looked_at_once_and_again_only_if_they_change(
             return super().features(images)
 
     def counting(digest: str = "digest") -> Reference:
-        return Reference(Counting("means", Means(), digest, (3, 4, 4), (-1.0, 1.0), CPU))
+        return Reference(Counting("means", Means(), digest, ImageSpec((3, 4, 4), (-1.0, 1.0)), CPU))
 
     reference = counting()
     first = reference.real(task(0))

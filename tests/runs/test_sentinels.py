@@ -16,7 +16,8 @@ from boovae.config import CORE_NAMES
 from boovae.data import Stream
 from boovae.errors import as_flag as flag
 from boovae.methods import REGISTRY
-from boovae.metrics.posterior import posterior_health
+from boovae.metrics import Context
+from boovae.metrics.posterior import PosteriorHealth
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of
 from boovae.runs.progress import Display
@@ -104,7 +105,7 @@ def test_enough_epochs_for_the_components(digits: Stream, tmp_path: Path, enough
 
 def test_active_units_are_counted_as_defined(digits: Stream) -> None:
     trainer = trained(tiny(method="multihead", tasks=2, epochs=3), digits)
-    health = posterior_health(trainer, [digits[0], None])
+    health = PosteriorHealth().measure(Context(trainer, [digits[0], None]))
     view = trainer.method.view(trainer.replicas, 0)
     for replica in range(2):
         posterior = view.call(replica_of(view.tensors(), replica), VAE.posterior, digits[0].test.images)

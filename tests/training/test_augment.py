@@ -17,6 +17,7 @@ from boovae.training.augment import colour_jitter, deform, mirror
 from boovae.training.trainer import Trainer
 
 SHAPE = (3, 6, 5)
+SIGNED = ImageSpec(SHAPE, (-1.0, 1.0))
 
 
 def images(count: int) -> torch.Tensor:
@@ -27,7 +28,7 @@ def images(count: int) -> torch.Tensor:
 def test_equals_pillow_up_to_its_rounding() -> None:
     x = images(40)
     uniform = torch.rand(40, 3, generator=torch.Generator().manual_seed(1))
-    got = (colour_jitter(x, uniform, 0.3, SHAPE, (-1.0, 1.0)) + 1) * 127.5
+    got = (colour_jitter(x, uniform, 0.3, SIGNED) + 1) * 127.5
     for before, draw, after in zip(x, uniform.tolist(), got, strict=True):
         pixels = ((before + 1) * 127.5).round().reshape(SHAPE).permute(1, 2, 0).numpy().astype(np.uint8)
         picture = Image.fromarray(pixels)
@@ -40,8 +41,8 @@ def test_equals_pillow_up_to_its_rounding() -> None:
 
 def test_the_middle_of_the_draw_changes_nothing_and_pixels_stay_in_range() -> None:
     x = images(8)
-    torch.testing.assert_close(colour_jitter(x, torch.full((8, 3), 0.5), 0.1, SHAPE, (-1.0, 1.0)), x)
-    wild = colour_jitter(x, torch.rand(8, 3), 0.9, SHAPE, (-1.0, 1.0))
+    torch.testing.assert_close(colour_jitter(x, torch.full((8, 3), 0.5), 0.1, SIGNED), x)
+    wild = colour_jitter(x, torch.rand(8, 3), 0.9, SIGNED)
     assert wild.min() >= -1
     assert wild.max() <= 1
     assert not torch.equal(wild, x)
@@ -52,10 +53,10 @@ def test_each_image_has_its_own_factors_and_replicas_their_own_draws(pixel_range
     low, high = pixel_range
     x = (images(4) + 1) / 2 * (high - low) + low
     uniform = torch.rand(2, 4, 3)
-    both = vmap(lambda u: colour_jitter(x, u, 0.2, SHAPE, pixel_range))(uniform)
+    both = vmap(lambda u: colour_jitter(x, u, 0.2, ImageSpec(SHAPE, pixel_range)))(uniform)
     for replica in range(2):
         for row in range(4):
-            one = colour_jitter(x[row : row + 1], uniform[replica, row : row + 1], 0.2, SHAPE, pixel_range)
+            one = colour_jitter(x[row : row + 1], uniform[replica, row : row + 1], 0.2, ImageSpec(SHAPE, pixel_range))
             torch.testing.assert_close(both[replica, row], one[0])
 
 
@@ -91,8 +92,8 @@ def test_mirror_exchanges_left_and_right_of_every_colour_where_it_was_drawn(shap
 def test_training_draws_mirrored_images_and_scoring_does_not() -> None:
     settings = resolve({"dataset": "digits", "method": "standard", "mirror": True, "latent_dim": 10})
     trainer = Trainer(settings, ImageSpec((8, 8)))
-    assert "mirror" in trainer.draws(8, training=True)
-    assert "mirror" not in trainer.draws(8, training=False)
+    assert "mirror" in trainer.objective.draws(8, training=True)
+    assert "mirror" not in trainer.objective.draws(8, training=False)
     model, seen = trainer.build(), []
     model.encoder.register_forward_pre_hook(lambda encoder, inputs: seen.append(inputs[0]))
     x = torch.rand(2, 64)
@@ -116,7 +117,7 @@ def test_deform_equals_scipy_and_leaves_the_others_as_they_are() -> None:
     x = torch.rand(6, height * width, generator=generator, dtype=torch.float64) * 2 - 1
     normal = torch.randn(6, 6, generator=generator, dtype=torch.float64)
     uniform = torch.tensor([0.0, 0.3, 0.69, 0.71, 0.9, 1.0])
-    got = deform(x, normal, uniform, strength, (height, width), (-1.0, 1.0))
+    got = deform(x, normal, uniform, strength, ImageSpec((height, width), (-1.0, 1.0)))
     assert torch.equal(got[3:], x[3:])
     across, down = np.meshgrid((2 * np.arange(width) + 1) / width - 1, (2 * np.arange(height) + 1) / height - 1)
     for before, draw, after in zip(x[:3], normal.numpy(), got, strict=False):
@@ -132,19 +133,19 @@ def test_deform_moves_all_colours_together_and_each_replica_its_own_way() -> Non
     grey = torch.rand(2, 5, 30)
     normal, uniform = torch.randn(2, 5, 6), torch.zeros(2, 5)
     colours = grey.repeat(1, 1, 3)
-    both = vmap(lambda x, n, u: deform(x, n, u, 0.1, SHAPE, (0.0, 1.0)))(colours, normal, uniform)
+    both = vmap(lambda x, n, u: deform(x, n, u, 0.1, ImageSpec(SHAPE)))(colours, normal, uniform)
     for replica in range(2):
-        one = deform(colours[replica], normal[replica], uniform[replica], 0.1, SHAPE, (0.0, 1.0))
+        one = deform(colours[replica], normal[replica], uniform[replica], 0.1, ImageSpec(SHAPE))
         torch.testing.assert_close(one, both[replica])
         torch.testing.assert_close(one[:, :30].repeat(1, 3), one)
-    assert not torch.allclose(both[0], deform(colours[0], normal[1], uniform[0], 0.1, SHAPE, (0.0, 1.0)))
+    assert not torch.allclose(both[0], deform(colours[0], normal[1], uniform[0], 0.1, ImageSpec(SHAPE)))
 
 
 def test_a_colour_picture_is_reflected_at_its_edges() -> None:
     bright = torch.full((4, 90), 0.9)
-    moved = deform(bright, torch.randn(4, 6), torch.zeros(4), 0.5, SHAPE, (0.0, 1.0))
+    moved = deform(bright, torch.randn(4, 6), torch.zeros(4), 0.5, ImageSpec(SHAPE))
     torch.testing.assert_close(moved, bright)  # no black corners
-    dark = deform(bright[:, :30], torch.full((4, 6), 1.0), torch.zeros(4), 0.5, (6, 5), (0.0, 1.0))
+    dark = deform(bright[:, :30], torch.full((4, 6), 1.0), torch.zeros(4), 0.5, ImageSpec((6, 5)))
     assert dark.min() == 0
 
 
@@ -152,8 +153,8 @@ def test_training_draws_deformed_images_and_scoring_does_not() -> None:
     settings = resolve({"dataset": "digits", "epochs": 1, "deform": 0.1, "limit": 40})
     stream = load_stream("digits", limit=40)
     trainer = Trainer(settings, stream.spec)
-    assert {"deform", "deformed"} <= trainer.draws(8, training=True).keys()
-    assert not {"deform", "deformed"} & trainer.draws(8, training=False).keys()
+    assert {"deform", "deformed"} <= trainer.objective.draws(8, training=True).keys()
+    assert not {"deform", "deformed"} & trainer.objective.draws(8, training=False).keys()
     plain = Trainer(settings.changed(deform=0.0), stream.spec)
     for each in (trainer, plain):
         each.learn(stream[0], Watch(Display()))

@@ -168,7 +168,7 @@ def test_dynamic_binarisation_is_drawn_again_in_every_epoch(monkeypatch: pytest.
 @pytest.mark.parametrize("binarize", ["none", "threshold"])
 def test_without_dynamic_binarisation_images_are_taken_as_they_are(binarize: str) -> None:
     trainer = make_trainer(binarize=binarize)
-    assert set(trainer.draws(8, training=True)) == {"latent"}
+    assert set(trainer.objective.draws(8, training=True)) == {"latent"}
 
 
 def test_a_finished_task_leaves_the_best_weights_not_the_last() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from boovae.cli.main import main
 from boovae.config import Settings
-from boovae.data import Stream
+from boovae.data import ImageSpec, Stream
 from boovae.metrics.features import PictureFeatures
 from boovae.metrics.likelihood import log_likelihood, scored_again
 from boovae.metrics.reference import Reference
@@ -117,7 +117,8 @@ def test_features_from_the_cache_join_those_that_are_computed_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOOVAE_CACHE", str(tmp_path))
-    network = PictureFeatures("pixels", torch.nn.Flatten(), "pixels", (3, 4, 4), (-1.0, 1.0), torch.device("cuda"))
+    spec = ImageSpec((3, 4, 4), (-1.0, 1.0))
+    network = PictureFeatures("pixels", torch.nn.Flatten(), "pixels", spec, torch.device("cuda"))
     stream = Stream.from_tasks([2 * torch.rand(40, 3, 4, 4) - 1 for _ in range(2)], pixel_range=(-1.0, 1.0))
     Reference(network).real(stream[0])
     samples = network.features(2 * torch.rand(2, 60, 48) - 1)

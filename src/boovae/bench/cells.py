@@ -5,15 +5,13 @@ Next to the folder `NAME/` are `NAME.json` (the measurements, written when the c
 the process that works on the cell) and `NAME.log` (the output of that process).
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, Self
 
 from boovae.bench.published import FACES
 from boovae.config import Settings, folder_name
@@ -69,7 +67,7 @@ class Variant:
     changes: Mapping[str, Any]
 
     @classmethod
-    def parse(cls, text: str) -> Variant:
+    def parse(cls, text: str) -> Self:
         """Read METHOD or NAME=METHOD:setting=value,setting=value.
 
         >>> Variant.parse("wide=boo:components=40")

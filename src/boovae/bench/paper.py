@@ -75,7 +75,7 @@ class Paper:
         over_tasks = [each for metric in metrics for each in curves(measured, metric, paper=metric not in others)]
         write_sheet(folder / f"{stem}_curves.svg", over_tasks, measured.labels, 2)
         found.append(Section("charts", "charts", "charts", "As tasks arrive", over_tasks))
-        for metric in filter(PER_TASK.__contains__, metrics):
+        for metric in (each for each in metrics if each in PER_TASK):
             by_task, name = panels(measured, metric), f"{metric}-per-task"
             write_sheet(folder / f"{stem}_{metric}_per_task.svg", by_task, measured.labels, 5)
             title, short = f"Task by task: {PER_TASK[metric][1]}", f"{title_of(metric)} task by task"

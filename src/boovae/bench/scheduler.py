@@ -148,8 +148,7 @@ def stoppable(folder: Path) -> Iterator[None]:
 
     After a stop both signals stay ignored: only the message is left to print.
     """
-    main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: found for number in numbers if (found := signal.getsignal(number)) != signal.SIG_IGN}
     stops: list[int] = []
 

@@ -106,7 +106,7 @@ def _request(arguments: BenchOptions, study: Study, command: str) -> Request:
     for option in (option for option, value in options.items() if value == ()):
         raise InputError(f"{{{option}}} has no value; name some, or leave it out")
     file = read_settings(arguments.config) if arguments.config else {}
-    for setting in filter(BY_ARGUMENT.__contains__, file):
+    for setting in (name for name in file if name in BY_ARGUMENT):
         flag = f"{{{BY_ARGUMENT[setting]}}}"
         raise InputError(f"{{config}} {arguments.config} sets {setting}: a bench takes {flag} instead; remove it there")
     given = {**(QUICK if quick else USUAL), **file, "seed": arguments.seed}

@@ -150,10 +150,6 @@ def _numbers(at: str, lines: Mapping[str, Sequence[Line]]) -> Grid | None:
 SIZES = (15, 50, 100, 200, 500)
 
 
-def _coresets(method: str, size: int) -> dict[str, str]:
-    return {method: f"{method} of {size}={method}:coreset_images={size}"}
-
-
 def _needed(measured: Measured, metric: str, lines: Sequence[Line]) -> dict[str, str]:
     """Say from which size on a coreset is better than each method it is compared with."""
     coreset, *others = lines
@@ -186,7 +182,7 @@ CORESET_SIZE = Sweep(
     values=SIZES,
     methods=("boo", "boo+distill"),
     varied=("coreset",),
-    vary=_coresets,
+    vary=lambda method, size: {method: f"{method} of {size}={method}:coreset_images={size}"},
     say=_needed,
 )
 
@@ -200,9 +196,8 @@ PRUNING = {"": "boo_prune=0.001", " without pruning": "boo_prune=0.0"}
 def _components(text: str, count: int) -> dict[str, str]:
     """Return the variants with pruning and without."""
     variant, own = grid.Variant.parse(text), text.partition(":")[2]
-    for name in ("components", "boo_prune"):
-        if name in variant.changes:
-            raise InputError(f"{{methods}} {text}: this study varies {name} itself; leave it out")
+    for name in variant.changes.keys() & {"components", "boo_prune"}:
+        raise InputError(f"{{methods}} {text}: this study varies {name} itself; leave it out")
     changes = ",".join(filter(None, [own, f"components={count}"]))
     return {
         f"{variant.label}{pruned}": f"{variant.label} {count}{pruned}={variant.method}:{changes},{setting}"

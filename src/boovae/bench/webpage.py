@@ -43,13 +43,9 @@ class Chapter:
 
 
 def render(
-    title: str,
-    chapters: Sequence[Chapter],
-    findings: Mapping[str, str],
-    closing: Section | None,
-    missing: Sequence[str],
+    title: str, chapters: Sequence[Chapter], findings: Mapping[str, str], last: Section | None, missing: Sequence[str]
 ) -> bytes:
     """Return the page; sections without content are left out."""
-    shown = {"chapters": chapters, "findings": findings, "closing": closing, "missing": missing, "swatches": swatches}
+    shown = {"chapters": chapters, "findings": findings, "closing": last, "missing": missing, "swatches": swatches}
     page = environment().get_template("bench/webpage.html").render(title=title, style=own_file("style.css"), **shown)
     return page.encode("utf-8", errors="replace")

@@ -307,10 +307,9 @@ class Greedy(Boosting):
             return current
         before: DiagonalMixture = self.replicas.map(lambda model: model.prior.before(model.posterior))
         share = self.replicas.buffers["prior.live_log_mass"].unsqueeze(1)
-        return _joined(
-            before._replace(log_weights=before.log_weights + torch.log1p(-share.exp())),
-            current._replace(log_weights=current.log_weights + share),
-        )
+        before = before._replace(log_weights=before.log_weights + torch.log1p(-share.exp()))
+        current = current._replace(log_weights=current.log_weights + share)
+        return DiagonalMixture(*(torch.cat(parts, 1) for parts in zip(before, current, strict=True)))
 
     def mixture(self, slot: int) -> DiagonalMixture:
         """Return r: the components of this task so far, or all; an almost constant density if there are none."""
@@ -349,8 +348,7 @@ class Greedy(Boosting):
             z = torch.cat([h.rsample(normal[0]), r.sample(uniform, normal[1])])
             return Scores(h.log_prob(z), r.log_prob(z), target.log_prob(z))
 
-        scores: Scores = vmap(one)(parts, log_weights, _aggregated(posterior), *noise.values())
-        return scores
+        return vmap(one)(parts, log_weights, _aggregated(posterior), *noise.values())
 
 
 class LiteralBoosting(Greedy):
@@ -410,10 +408,6 @@ def last_fit(until: int, epochs: int) -> int:
 def _aggregated(posterior: DiagonalNormal) -> DiagonalMixture:
     """Return q̂ (R, n), the equally weighted posteriors of images."""
     return DiagonalMixture(torch.zeros_like(posterior.mean[..., 0]).log_softmax(-1), *posterior)
-
-
-def _joined(one: DiagonalMixture, other: DiagonalMixture) -> DiagonalMixture:
-    return DiagonalMixture(*(torch.cat(parts, 1) for parts in zip(one, other, strict=True)))
 
 
 def _beyond_tolerance(order: Tensor, curve: Tensor, tolerance: float) -> Tensor:

@@ -33,8 +33,7 @@ def literal_loss(h: DiagonalNormal, noise: Tensor, target: DiagonalMixture, mixt
 
 def forward_loss(h: DiagonalNormal, logit: Tensor, z: Tensor, log_mixture: Tensor) -> Tensor:
     """Return −E_π[log((1 − β) r(z) + β h(z))], β = σ(logit), at samples z (n, L) of π with log r(z) (n,)."""
-    joined = torch.logaddexp(F.logsigmoid(-logit) + log_mixture, F.logsigmoid(logit) + h.log_prob(z))
-    return -joined.mean()
+    return -torch.logaddexp(F.logsigmoid(-logit) + log_mixture, F.logsigmoid(logit) + h.log_prob(z)).mean()
 
 
 def mixture_loss(components: DiagonalNormal, log_weights: Tensor, z: Tensor) -> Tensor:

@@ -63,8 +63,7 @@ class Penalties:
         if self._teacher:
             return {**self._teacher.freeze(replicas, "decoder."), "lambda": strength}
         decoded = memory["decoded"]
-        rows = replicas.buffers["prior.mean"].shape[1]
-        room = decoded.new_zeros(len(replicas), rows, *decoded.shape[2:])
+        room = decoded.new_zeros(len(replicas), replicas.buffers["prior.mean"].shape[1], *decoded.shape[2:])
         room[:, : decoded.shape[1]] = decoded
         return {"lambda": strength, "decoded": room}
 
@@ -82,8 +81,7 @@ class Penalties:
         noise = batch["held"][:, : TaskMixture.of(model).rows * self.model.components]  # also drawn for empty rows
         encoder = self.encoder_divergence(model, batch["old_components"], noise[:2])
         z = self.latents(model, noise[2])
-        stored = self._stored(model, batch["state"], z)
-        decoder = self.decoder_divergence(model, z, stored)
+        decoder = self.decoder_divergence(model, z, self._stored(model, batch["state"], z))
         return {"encoder": strength * encoder, "decoder": strength * decoder}
 
     def encoder_divergence(self, model: VAE, now: DiagonalNormal, noise: Tensor) -> Tensor:

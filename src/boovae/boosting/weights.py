@@ -52,8 +52,7 @@ def sgd_weight(scores: Scores) -> Tensor:
     beta = torch.full_like(scores.h[0], 0.5)
     for step in range(half):
         pair = Scores(*(torch.stack([part[step], part[half + step]]) for part in scores))
-        log_mixture = torch.logaddexp(beta.log() + pair.h, torch.log1p(-beta) + pair.r)
-        ratio = log_mixture - pair.target
+        ratio = torch.logaddexp(beta.log() + pair.h, torch.log1p(-beta) + pair.r) - pair.target
         beta = (beta - 0.5 / (step + 1) * (ratio[0] - ratio[1])).clamp(WEIGHT_MARGIN, 1 - WEIGHT_MARGIN)
     return beta
 

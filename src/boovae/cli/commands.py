@@ -315,10 +315,10 @@ def _show_experiment(
 
 def _print_numbers(evaluations: Sequence[Evaluation], *, as_json: bool) -> None:
     """Print the last evaluation as JSON, or all of them as a table."""
-    from boovae.metrics.evaluation import evaluation_event
+    from boovae.metrics.schema import to_json
 
     if as_json:
-        print(json.dumps(evaluation_event(evaluations[-1])), flush=True)
+        print(json.dumps(to_json(evaluations[-1])), flush=True)
     else:
         print_table(evaluations)
 

@@ -383,7 +383,7 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         seed = state.randint(2**31 - 1)
         draw = Draw("uniform", (count, self.n_features_in_))
         uniform = Generators([seed], trainer.device).draw(draw, "estimator noise") if noise else None
-        return self._images(generate(trainer, count, f"estimator {seed}", task, pixel_noise=uniform)[0])
+        return self._images(generate(trainer, count, f"estimator {seed}", task, uniform=uniform)[0])
 
     def score_samples(self, X: Data, task: int | None = None) -> NDArray[np.float64]:  # noqa: N803
         """Return the log-likelihood (n,) of each image in nats, by importance sampling; with `task`, under that task.

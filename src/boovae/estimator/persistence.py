@@ -61,7 +61,7 @@ def save_model(folder: Path, record: Record, trainer: Trainer, events: Sequence[
         shutil.rmtree(leftover, ignore_errors=True)
     names = [event["name"] for event in events if event["event"] == "task_start"]
     split = {"binarize": trainer.spec.binarize, "digest": ""}
-    head = run_event(trainer.settings, trainer.spec.shape, trainer.spec.pixel_range, names, split)
+    head = run_event(trainer.settings, trainer.spec, names, split)
     with Run.create(fresh, trainer.settings, environment(trainer.device, trainer.compile, "BooVAE.save")) as run:
         run.event(head | {"estimator": msgspec.to_builtins(record)})
         for event in events:

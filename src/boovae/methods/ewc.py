@@ -76,8 +76,7 @@ class EWC(Method):
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Scale the quadratic penalty to the mean over this task's images."""
         if self.memory:
-            scale = self.strength("ewc_strength", replicas) / task.own_images
-            self.state = {**self.memory, "scale": scale}
+            self.state = {**self.memory, "scale": self.strength("ewc_strength", replicas) / task.own_images}
 
     def penalty(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         """Return scale / 2 . Σ_i P_i (θ_i − a_i)²."""
@@ -127,12 +126,11 @@ def fisher(replicas: Replicas, task: TaskImages, names: list[str], settings: Set
     if settings.data.binarize == "dynamic":
         uniform = generators.draw(Draw("uniform", (count, images.shape[-1])), "ewc", task.index, "pixels")
         images = (uniform < images).to(images.dtype)
-    rows: list[dict[str, Tensor]] = []
+    rows, kl_weight = [], settings.training.kl_weight
     for r in range(len(replicas)):
         tensors = replica_of(replicas.tensors(), r)
-        squares = squared_gradients(replicas, tensors, names, images[r], noise[r], settings.training.kl_weight)
-        rows.append({name: total / count for name, total in squares.items()})
-    return {name: torch.stack([row[name] for row in rows]) for name in names}
+        rows.append(squared_gradients(replicas, tensors, names, images[r], noise[r], kl_weight))
+    return {name: torch.stack([row[name] for row in rows]) / count for name in names}
 
 
 def squared_gradients(

@@ -12,23 +12,14 @@ from boovae.model import Prior, VampPrior
 from boovae.replicas import Replicas
 
 
-class Joint(Method):
-    """Training on everything seen so far."""
-
-    name = "joint"
-    summary = "keeps every image and trains on all of them from scratch: the upper bound"
-    stores_examples = True
-    shared_memory = frozenset({"train", "valid"})
+class FreshModel(Method):
+    """Trains a new model at every task; the base of `joint` and `scratch`."""
 
     def make_prior(self, pixels: int, pixel_range: tuple[float, float]) -> Prior | None:
         """Return a VampPrior with capacity for the tasks seen so far, if the settings ask for one."""
         if self.settings.model.prior == "vamp":
             return VampPrior(self.settings.model.components * max(self.tasks_seen, 1), pixels, pixel_range)
         return None
-
-    def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
-        """Put the images of all earlier tasks before the task's own."""
-        return task.with_images(**self.memory) if self.memory else task
 
     def begin_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Initialise the model; pseudo-inputs start at random training images, repeated if too few."""
@@ -38,6 +29,19 @@ class Joint(Method):
             places = torch.arange(len(replicas.model.prior.logits), device=order.device) % order.shape[1]
             starts = task.train.expand(len(replicas), -1, -1).take_along_dim(order[:, places, None], 1)
             replicas.parameters["prior.logits"].copy_(replicas.model.prior.logits_of(starts))
+
+
+class Joint(FreshModel):
+    """Training on everything seen so far."""
+
+    name = "joint"
+    summary = "keeps every image and trains on all of them from scratch: the upper bound"
+    stores_examples = True
+    shared_memory = frozenset({"train", "valid"})
+
+    def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
+        """Put the images of all earlier tasks before the task's own."""
+        return task.with_images(**self.memory) if self.memory else task
 
     def end_task(self, replicas: Replicas, task: TaskImages) -> None:
         """Keep all images."""

@@ -2,13 +2,11 @@
 end, and the memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +35,7 @@ class TaskImages:
         """Training images of all earlier tasks."""
         return sum(self.sizes_before)
 
-    def with_images(self, train: Tensor, valid: Tensor) -> TaskImages:
+    def with_images(self, train: Tensor, valid: Tensor) -> Self:
         """Return the task with `train` and `valid` put before its own images."""
         train, valid = (torch.cat(parts, dim=-2) for parts in ((train, self.train), (valid, self.valid)))
         return replace(self, train=train, valid=valid)

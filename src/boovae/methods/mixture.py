@@ -46,9 +46,9 @@ class MixtureMethod(Method):
         """Add a row for the task's components to the stored ones, and set the mass of each task."""
         replicas.rebuild()
         buffers = replicas.buffers
-        for name in ROW:
-            if name in self.memory:
-                buffers[f"prior.{name}"][:, : task.index] = self.memory[name]
+        for name, stored in self.memory.items():
+            if name in ROW:
+                buffers[f"prior.{name}"][:, : task.index] = stored
         sizes = torch.tensor([*task.sizes_before, task.own_images], dtype=torch.float32, device=replicas.device)
         if self.equal_masses:
             sizes = torch.ones_like(sizes)

@@ -11,19 +11,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from boovae.methods.joint import Joint
-from boovae.methods.method import Method, TaskImages
+from boovae.methods.joint import FreshModel
+from boovae.methods.method import TaskImages
 from boovae.replicas import Draw, Replicas, latent_draws
 from boovae.replicas.prior_samples import drawn_images
 
 
-class Scratch(Joint):
+class Scratch(FreshModel):
     """As `joint`, but the images of earlier tasks are drawn from the old model."""
 
     name = "scratch"
     summary = "a new model at every task, trained on the old one's samples and the new images"
-    stores_examples = False
-    shared_memory = Method.shared_memory
 
     def images(self, replicas: Replicas, task: TaskImages) -> TaskImages:
         """Put images drawn from the old model before the task's own, as many as the earlier tasks had."""
@@ -34,13 +32,6 @@ class Scratch(Joint):
         own = {split: getattr(task, split).expand(len(replicas), -1, -1) for split in drawn}
         past = {split: self._drawn(replicas, task, split, count) for split, count in drawn.items()}
         return replace(task, **own).with_images(**past)
-
-    def end_task(self, replicas: Replicas, task: TaskImages) -> None:
-        """Keep nothing."""
-
-    def memory_shapes(self, replicas: Replicas, tasks: int, pixels: int) -> dict[str, tuple[int, ...]]:
-        """Return none."""
-        return {}
 
     @torch.no_grad()
     def _drawn(self, replicas: Replicas, task: TaskImages, split: str, count: int) -> Tensor:

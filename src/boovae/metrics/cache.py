@@ -1,7 +1,5 @@
 """Tensors in the cache: one file for each set, with the key it belongs to and a checksum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -32,27 +30,15 @@ def digest(tensors: Tensors) -> str:
     return parts.hexdigest()
 
 
-def write_tensors(path: Path, key: str, tensors: Tensors, **about: Any) -> None:
-    """Write tensors and a JSON description, whole or not at all; RunError if that is impossible."""
+def write_cached(path: Path, key: str, tensors: Tensors, loss: str, **about: Any) -> bool:
+    """Write tensors and a JSON description to the cache, whole or not at all, and return whether that worked.
+
+    If not, warn of the `loss`: it only costs time.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     head = {"key": key, **about, "digest": digest(tensors)}
-    write_file(path, save(tensors, metadata={"boovae": json.dumps(head)}))
-
-
-def read_tensors(path: Path, key: str) -> tuple[Tensors, dict[str, Any]]:
-    """Return tensors and their description; a damaged file, or one with another key, may raise any exception."""
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["boovae"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    if about["key"] != key or about["digest"] != digest(tensors):
-        raise ValueError("its key or checksum does not match")
-    return tensors, about
-
-
-def write_cached(path: Path, key: str, tensors: Tensors, loss: str, **about: Any) -> bool:
-    """Write tensors to the cache and return whether that worked; if not, warn of the `loss`: it only costs time."""
     try:
-        write_tensors(path, key, tensors, **about)
+        write_file(path, save(tensors, metadata={"boovae": json.dumps(head)}))
     except RunError as error:
         log.warning("%s: %s", loss, error)
         return False
@@ -62,12 +48,18 @@ def write_cached(path: Path, key: str, tensors: Tensors, loss: str, **about: Any
 def read_cached(path: Path, key: str, restore: Callable[[Tensors, dict[str, Any]], T], problem: str) -> T | None:
     """Return what `restore` makes of cached tensors and their description; None if there are none.
 
-    A damaged file counts as missing, with the warning `problem`, in which `{path}` stands for the file.
+    A damaged file, or one with another key, counts as missing, with the warning `problem`, in which `{path}` stands for
+    the file.
     """
     if not path.is_file():
         return None
     try:
-        return restore(*read_tensors(path, key))
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["boovae"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        if about["key"] != key or about["digest"] != digest(tensors):
+            raise ValueError("its key or checksum does not match")
+        return restore(tensors, about)
     except Exception as error:  # damaged files fail in too many ways to list
         log.warning("%s: %s", problem.format(path=path), error)
         return None

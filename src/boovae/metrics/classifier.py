@@ -4,8 +4,6 @@ Diversity counts the classes of samples and the Fréchet distance compares featu
 network. `classifier_training.py` trains it once per dataset.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 
@@ -109,8 +107,7 @@ class Classifier(nn.Module):
         if unknown or not classes:
             known = ", ".join(map(str, self.classes))
             raise InputError(f"classes {list(classes)}: name at least one of the classifier's classes ({known})")
-        columns = [self.classes.index(label) for label in classes]
-        logits = self.head(features)[..., columns]
+        logits = self.head(features)[..., [self.classes.index(label) for label in classes]]
         labels = torch.tensor(list(classes), device=logits.device)[logits.argmax(-1)]
         return labels.where(logits.isfinite().all(-1), UNCLASSIFIED)
 

@@ -4,8 +4,6 @@ The trained classifier is cached by content: the same data, architecture and see
 training continues where it was and ends with the same weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Distances between samples and the tasks' images on the features of networks: Fréchet, KID, precision and recall."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from boovae.metrics.evaluation import Distances, Frechet

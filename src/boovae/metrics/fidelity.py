@@ -5,8 +5,6 @@ Kernel distance (KID): Binkowski et al., "Demystifying MMD GANs", 2018. Precisio
 depend on the network the features come from.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

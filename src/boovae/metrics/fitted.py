@@ -7,8 +7,6 @@ mixture ½ q(z | x) + ½ f(z | x) (the balance heuristic: Veach and Guibas, 1995
 twice that of the encoder alone.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -12,8 +12,6 @@ Positive is worse. Numbers are nats per image. A change is claimed only where bo
 samples: with fewer, each is too high by an amount of its own, and the difference tells of the encoder, not of the task.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate

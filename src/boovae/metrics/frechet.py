@@ -4,8 +4,6 @@ Heusel et al., "GANs trained by a two time-scale update rule converge to a local
 number depends on the network the features come from: distances are comparable only for the same network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ not count the padding, the last block uses max pooling, and there are 1008 class
 weights file, `pt_inception-2015-12-05-6726825d.pth`.
 """
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,23 +1,19 @@
 """A map of the latent space after a task: codes of test images and the prior's components in two dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from boovae.data import Task
 from boovae.model.distributions import DiagonalMixture, DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, TaskMixture
 from boovae.model.priors.flow import Pushed
 from boovae.model.vae import VAE
 from boovae.replicas.stacked import replica_of
 from boovae.training.events import listed
-
-if TYPE_CHECKING:
-    from boovae.data import Task
-    from boovae.training.trainer import Trainer
+from boovae.training.trainer import Trainer
 
 #: Test images of a task to encode, and to show on the map.
 IMAGES, SHOWN = 500, 150
@@ -32,8 +28,7 @@ def codes(trainer: Trainer, tasks: Sequence[Task | None]) -> dict[int, DiagonalN
     for index, task in enumerate(tasks):
         if task is not None:
             images = _spread(task.test.images, IMAGES).to(trainer.device)
-            view = trainer.view(index)
-            found[index] = view.map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
+            found[index] = trainer.view(index).map(VAE.posterior, images.expand(len(trainer.replicas), -1, -1))
     return found
 
 

@@ -7,12 +7,11 @@ share the random numbers (common random numbers), so an image's score does not d
 encoder describes poorly can be scored again with a better proposal (`fitted.py`).
 """
 
-from __future__ import annotations
-
+import functools
 import itertools
 import math
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,9 +26,7 @@ from boovae.model.residual import ResidualDecoder
 from boovae.model.vae import VAE
 from boovae.replicas.randomness import seed_for
 from boovae.replicas.stacked import Replicas
-
-if TYPE_CHECKING:
-    from boovae.training.trainer import Trainer
+from boovae.training.trainer import Trainer
 
 #: Bytes of decoder outputs per chunk: large for long GPU kernels, small to fit a CPU's cache.
 CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
@@ -75,7 +72,7 @@ def log_likelihood(
     compile: bool = False,
     fixed: bool = False,
     partial: PartialResult | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
 
@@ -106,10 +103,9 @@ def log_likelihood(
         if place != (r, start):
             place = r, start
             current = _chunk(replicas, r, images[start:end], None if tasks is None else tasks[start:end], chunk)
-        for row, more in zip(sums[:, r, start:end], weigh(replicas, *current, part), strict=True):
+        for row, more in zip(sums[:, r, start:end], weigh(replicas, current, part), strict=True):
             torch.logaddexp(row, more, out=row)
-    total, own, squares = sums[:, :, : len(images)].contiguous()
-    return _of_sums(total, own, squares, samples)
+    return _of_sums(*sums[:, :, : len(images)].contiguous(), samples=samples)
 
 
 @torch.no_grad()
@@ -122,7 +118,7 @@ def scored_again(
     tasks: Tensor | None = None,
     seed: int = 0,
     partial: PartialResult | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> LogLikelihood:
     """Return the scores with those of few effective samples replaced by scores under the proposal of `fitted.py`.
 
@@ -132,8 +128,7 @@ def scored_again(
     """
     few = (found.effective_samples < FEW).nonzero()  # (m, 2): replica and image; never those of a diverged replica
     if not len(few):
-        if progress is not None:
-            progress(1.0)
+        progress(1.0)
         return found
     model, device, half = replicas.model, images.device, -(-samples // 2)
     rows_at_once = CHUNK_BYTES[device.type] // (4 * _row(model, images.shape[1]))
@@ -158,27 +153,22 @@ def scored_again(
             deviations = torch.diag_embed((0.5 * encoded.log_variance).exp())
             both = (torch.stack([encoded.mean, mean], 1), torch.stack([deviations, factor], 1))
             current = _Chunk(current.tensors, current.x, current.owners, *both)
-        sums[:, rows] = torch.logaddexp(sums[:, rows], torch.stack(_weigh(replicas, *current, part)))
+        sums[:, rows] = torch.logaddexp(sums[:, rows], torch.stack(_weigh(replicas, current, part)))
     result = LogLikelihood(*(scores.clone() for scores in found))
-    total, own, squares = sums
-    better_scores = _of_sums(total, own, squares, 2 * half)._replace(
-        fitted=torch.ones(len(few), dtype=torch.bool, device=device)
-    )
-    for scores, better in zip(result, better_scores, strict=True):
+    fitted = torch.ones(len(few), dtype=torch.bool, device=device)
+    for scores, better in zip(result, _of_sums(*sums, samples=2 * half)._replace(fitted=fitted), strict=True):
         scores[few[:, 0], few[:, 1]] = better
     return result
 
 
 @torch.no_grad()
-def log_likelihood_of_each_task(
-    replicas: Replicas, image: Tensor, tasks: int, samples: int, seed: int = 0
-) -> LogLikelihood:
+def log_likelihood_of_each_task(replicas: Replicas, image: Tensor, tasks: int, samples: int) -> LogLikelihood:
     """Return log p(x) of one image (D,), (R, 1), and under each task's own part of the prior, (R, T).
 
     All tasks share the samples, which are decoded once. Where tasks do not share the prior, `own` is (R, 1), too.
     """
     model = replicas.model
-    noise = _noise(samples, model.latent_dim, seed, image.device)
+    noise = _noise(samples, model.latent_dim, 0, image.device)
     owners = torch.arange(tasks, device=image.device) if model.prior.shares_mass else None
     per_chunk = max(1, CHUNK_BYTES[image.device.type] // (4 * _row(model, len(image))))
     results = []
@@ -186,10 +176,9 @@ def log_likelihood_of_each_task(
         chunk = _chunk(replicas, r, image.unsqueeze(0), None, 1)._replace(owners=owners)
         sums = [torch.full((1,), -math.inf, device=image.device)] * 3
         for part in noise.split(per_chunk):
-            sums = [torch.logaddexp(*pair) for pair in zip(sums, _weigh(replicas, *chunk, part), strict=True)]
+            sums = [torch.logaddexp(*pair) for pair in zip(sums, _weigh(replicas, chunk, part), strict=True)]
         results.append(sums)
-    total, own, squares = (torch.stack(rows) for rows in zip(*results, strict=True))
-    return _of_sums(total, own, squares, samples)
+    return _of_sums(*(torch.stack(rows) for rows in zip(*results, strict=True)), samples=samples)
 
 
 def log_likelihood_of_tasks(
@@ -206,11 +195,8 @@ def log_likelihood_of_tasks(
 
     With `fit`, those that the encoder describes poorly are scored again.
     """
-    replicas, method, partial_results = (
-        trainer.replicas,
-        trainer.method,
-        {} if partial_results is None else partial_results,
-    )
+    replicas, method = trainer.replicas, trainer.method
+    partial_results = {} if partial_results is None else partial_results
     present, counts = (column.tolist() for column in owners.unique(return_counts=True))
     parts: list[tuple[str, Replicas, Tensor | slice]]
     if method.knows_task:
@@ -222,8 +208,11 @@ def log_likelihood_of_tasks(
     for done, (name, view, mine) in enumerate(parts):
 
         def options(name: str, at: int, mine: Tensor | slice = mine) -> dict[str, Any]:
-            within = _within(progress, at, passes * len(parts))
             partial = partial_results.setdefault(name, PartialResult())
+
+            def within(share: float) -> None:
+                progress((at + share) / (passes * len(parts)))
+
             return {"tasks": owners[mine], "partial": partial, "progress": within}
 
         scores = log_likelihood(view, images[mine], samples, compile=trainer.compile, **options(name, passes * done))
@@ -234,12 +223,7 @@ def log_likelihood_of_tasks(
     return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*found, strict=True)))
 
 
-def _within(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
-    """Return a function that reports the progress of one part after `done` parts as that of the whole."""
-    return lambda share: progress((done + share) / parts)
-
-
-def _of_sums(total: Tensor, own: Tensor, squares: Tensor, samples: int) -> LogLikelihood:
+def _of_sums(total: Tensor, own: Tensor, squares: Tensor, *, samples: int) -> LogLikelihood:
     encoder_alone = torch.zeros_like(total, dtype=torch.bool)
     return LogLikelihood(total - math.log(samples), own - math.log(samples), (2 * total - squares).exp(), encoder_alone)
 
@@ -263,9 +247,7 @@ def _noise(samples: int, latent_dim: int, seed: int, device: torch.device, purpo
 def _row(model: VAE, pixels: int) -> int:
     """Return the floats in memory per sample and image: decoder outputs or convolutions, and the prior's densities."""
     # A convolution, its normalisation and its ReLU each make an array; component densities are in float64.
-    widths = [
-        3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, (ConvDecoder, ResidualDecoder))
-    ]
+    widths = [3 * layer.widest for layer in model.decoder.modules() if isinstance(layer, ConvDecoder | ResidualDecoder)]
     return max([pixels * model.likelihood.parameters, *widths]) + 4 * model.prior.components
 
 
@@ -291,16 +273,9 @@ def proposed(model: VAE, x: Tensor, posterior: DiagonalNormal, noise: Tensor) ->
     return z, model.likelihood.log_prob(output, x.unsqueeze(1)), log_q
 
 
-def _weigh(
-    replicas: Replicas,
-    tensors: dict[str, Tensor],
-    x: Tensor,
-    owners: Tensor | None,
-    mean: Tensor,
-    spread: Tensor,
-    noise: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _weigh(replicas: Replicas, chunk: _Chunk, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log Σ w, the same under the own part of the prior, and log Σ w² over noise (s, L), each (n,)."""
+    tensors, x, owners, mean, spread = chunk
 
     def log_weights(model: VAE) -> tuple[Tensor, Tensor]:
         if mean.ndim == 2:
@@ -318,11 +293,6 @@ def _weigh(
     return torch.logsumexp(whole, 1), torch.logsumexp(own, 1), torch.logsumexp(2 * whole, 1)
 
 
+@functools.cache
 def _compiled_weigh() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    global _compiled
-    if _compiled is None:
-        _compiled = torch.compile(_weigh, dynamic=False)
-    return _compiled
-
-
-_compiled: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    return torch.compile(_weigh, dynamic=False)

@@ -1,13 +1,12 @@
 """Evaluation of a trained model: all requested metrics in one record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.metrics.classifier import Classifier
 from boovae.metrics.classifier_training import trained_classifier
@@ -17,10 +16,7 @@ from boovae.metrics.metric import USUAL, Context, plain_section, requested
 from boovae.metrics.partial_results import PartialResult
 from boovae.metrics.reference import Reference
 from boovae.replicas.devices import matmul_precision
-
-if TYPE_CHECKING:
-    from boovae.data import Stream, Task
-    from boovae.training.trainer import Trainer
+from boovae.training.trainer import Trainer
 
 
 class SampleNetworks(NamedTuple):
@@ -49,10 +45,9 @@ def sample_networks(
     classifier = None
     if ("classifier" in needs or "classifier" in names) and len(stream.full.class_names) > 1:
         classifier = trained_classifier(stream, device=trainer.device, progress=say)
-    options = (stream.shape, stream.pixel_range, trainer.device)
     if classifier is None:
         names = [name for name in names if name != "classifier"]
-    networks = [make_features(name, *options, classifier=classifier, data_dir=data_dir) for name in names]
+    networks = [make_features(name, stream.spec, trainer.device, classifier, data_dir) for name in names]
     return SampleNetworks(classifier, [Reference(network) for network in networks])
 
 

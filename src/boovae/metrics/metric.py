@@ -155,9 +155,8 @@ def known_metrics() -> dict[str, Metric]:
 def check_metrics(names: Sequence[str]) -> None:
     """Refuse names that no metric has."""
     known = {name for metric in known_metrics().values() for name in metric.names}
-    for name in names:
-        if name not in known:
-            raise unknown_name("metric", str(name), known)
+    for name in (each for each in names if each not in known):
+        raise unknown_name("metric", str(name), known)
 
 
 def requested(names: Sequence[str]) -> list[Metric]:

@@ -1,7 +1,5 @@
 """Partial results of long metrics: saved in a checkpoint, they let a killed evaluation continue where it stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -34,14 +32,13 @@ class PartialResult:
         self.values = self.values.to(values.device)
         return self.values
 
-    def rest(self, steps: Sequence[Step], progress: Callable[[float], None] | None = None) -> Iterator[Step]:
+    def rest(self, steps: Sequence[Step], progress: Callable[[float], None] = lambda share: None) -> Iterator[Step]:
         """Yield the remaining steps and call `progress` after each; a step is done when the next is requested."""
         check("done", self.done, self.done <= len(steps))
         for step in steps[self.done :]:
             yield step
             self.done += 1
-            if progress is not None:
-                progress(self.done / len(steps))
+            progress(self.done / len(steps))
 
 
 def state(partial: Mapping[str, PartialResult]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,19 +1,12 @@
 """Health of the encoder's posteriors, task by task: reveals collapse and exploding variances."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from boovae.metrics.evaluation import Posterior
 from boovae.metrics.metric import Context, Metric, Number
 from boovae.metrics.schema import rounded
-
-if TYPE_CHECKING:
-    from boovae.data import Task
-    from boovae.training.trainer import Trainer
 
 #: Test images per task to measure on.
 IMAGES = 1000
@@ -27,33 +20,26 @@ class PosteriorHealth(Metric):
     name, section, always = "posterior", "posterior", True
 
     def measure(self, context: Context) -> Posterior:
-        """Measure the posteriors of some test images of each task."""
-        return posterior_health(context.trainer, context.tasks)
+        """Return the active dimensions and the share of log-variances at their limit, for test images of each task."""
+        import torch
+
+        from boovae.model.vae import VAE
+        from boovae.training.collapse import ACTIVE
+
+        trainer = context.trainer
+        upper = trainer.settings.model.log_variance_range[1]
+        active, at_limit = np.full((2, len(context.tasks), len(trainer.replicas)), np.nan)
+        with torch.no_grad():
+            for index, task in enumerate(context.tasks):
+                if task is None or len(task.test.images) < 2:  # nothing varies in one image
+                    continue
+                view = trainer.view(index)
+                images = task.test.images[:IMAGES].to(trainer.device).expand(len(view), -1, -1)
+                mean, log_variance = view.map(VAE.posterior, images)
+                active[index] = rounded((mean.double().var(1, correction=0) > ACTIVE).sum(1))
+                at_limit[index] = rounded((log_variance > upper - NEAR).double().mean((1, 2)))
+        return Posterior(active, at_limit)
 
     def numbers(self, section: Posterior) -> Iterator[Number]:
         """Yield nothing: only warnings use this section."""
         return iter(())
-
-
-def posterior_health(trainer: Trainer, tasks: Sequence[Task | None]) -> Posterior:
-    """Return the active latent dimensions and the share of log-variances at their limit, per task and replica.
-
-    A task is None if its images are not available.
-    """
-    import torch
-
-    from boovae.model.vae import VAE
-    from boovae.training.collapse import ACTIVE
-
-    upper = trainer.settings.model.log_variance_range[1]
-    active, at_limit = np.full((2, len(tasks), len(trainer.replicas)), np.nan)
-    with torch.no_grad():
-        for index, task in enumerate(tasks):
-            if task is None or len(task.test.images) < 2:  # nothing varies in one image
-                continue
-            view = trainer.view(index)
-            images = task.test.images[:IMAGES].to(trainer.device).expand(len(view), -1, -1)
-            mean, log_variance = view.map(VAE.posterior, images)
-            active[index] = rounded((mean.double().var(1, correction=0) > ACTIVE).sum(1))
-            at_limit[index] = rounded((log_variance > upper - NEAR).double().mean((1, 2)))
-    return Posterior(active, at_limit)

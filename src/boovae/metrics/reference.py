@@ -4,16 +4,15 @@ A task's test images are kept as features, its training images as moments, compu
 also cached on disk, by the content of the images and of the network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from boovae.data import Task
 from boovae.data.download import cache_folder
 from boovae.metrics.cache import read_cached, write_cached
 from boovae.metrics.classifier import Classifier
@@ -21,9 +20,6 @@ from boovae.metrics.features import Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, combined, frechet_distances, moments
 from boovae.metrics.partial_results import PartialResult
-
-if TYPE_CHECKING:
-    from boovae.data import Task
 
 
 class Real(NamedTuple):
@@ -59,7 +55,7 @@ class Reference:
         samples: Tensor,
         tasks: Sequence[Task],
         partial: PartialResult | None = None,
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[float], None] = lambda share: None,
     ) -> Scores:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
@@ -75,7 +71,7 @@ class Reference:
         against = (moments(test), combined([part.train for part in real]))
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
         count = min(len(test), samples.shape[1])
-        some = _evenly_spread(test, count).to(samples.device)
+        some = test[torch.arange(count) * len(test) // count].to(samples.device)  # of every task
         partial = PartialResult() if partial is None else partial
         plan = {"network": self.network.digest, "images": len(test), "samples": samples.shape[1]}
         found = partial.begin(plan, torch.zeros(3, len(samples), dtype=torch.float64, device=samples.device))
@@ -126,9 +122,3 @@ def _restored(tensors: dict[str, Tensor], about: dict[str, Any]) -> Real:
 
 def _on_cpu(m: Moments) -> Moments:
     return Moments(m.mean.cpu(), m.covariance.cpu(), m.n)
-
-
-def _evenly_spread(features: Tensor, count: int) -> Tensor:
-    """Return `count` rows, evenly spread, so that every task is represented."""
-    rows = torch.arange(count, device=features.device) * len(features) // count
-    return features[rows]

@@ -1,7 +1,5 @@
 """Reading and writing structs as JSON of a log or record: msgspec checks types, this file the shapes of arrays."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -51,6 +49,7 @@ def axes(*names: str) -> msgspec.Meta:
 PerReplica = Annotated[Floats, axes("replicas")]
 PerTask = Annotated[Floats, axes("seen", "replicas")]
 TaskIndex = Annotated[int, msgspec.Meta(ge=0, lt=MOST_TASKS)]
+TaskCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_TASKS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 

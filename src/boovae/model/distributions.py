@@ -4,10 +4,8 @@ These small classes replace `torch.distributions` because losses run under `vmap
 where random numbers must enter as tensors. The tests compare them with `torch.distributions`.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -37,19 +35,19 @@ class DiagonalNormal(NamedTuple):
         """Return KL[self | N(0, I)] in closed form, summed over the last axis."""
         return 0.5 * (self.mean.square() + self.log_variance.exp() - self.log_variance - 1).sum(-1)
 
-    def kl(self, other: DiagonalNormal) -> Tensor:
+    def kl(self, other: Self) -> Tensor:
         """Return KL[self | other] in closed form, summed over the last axis."""
         ratio = self.log_variance - other.log_variance
         distance = (self.mean - other.mean).square() * (-other.log_variance).exp()
         return 0.5 * (ratio.exp() - ratio - 1 + distance).sum(-1)
 
-    def divergence(self, other: DiagonalNormal, side: Side = "symmetric") -> Tensor:
+    def divergence(self, other: Self, side: Side = "symmetric") -> Tensor:
         """Return KL[self | other] (forward), KL[other | self] (reverse), or their mean (symmetric)."""
         if side == "symmetric":
             return self.symmetric_kl(other)
         return self.kl(other) if side == "forward" else other.kl(self)
 
-    def symmetric_kl(self, other: DiagonalNormal) -> Tensor:
+    def symmetric_kl(self, other: Self) -> Tensor:
         """Return ½ (KL[self | other] + KL[other | self]), summed over the last axis."""
         ratio = self.log_variance - other.log_variance
         distance = (self.mean - other.mean).square()

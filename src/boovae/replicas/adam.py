@@ -1,10 +1,8 @@
 """Adam with a learning rate per replica."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ class Moments(NamedTuple):
     steps: Tensor
 
     @classmethod
-    def zeros(cls, parameters: Mapping[str, Tensor]) -> Moments:
+    def zeros(cls, parameters: Mapping[str, Tensor]) -> Self:
         """Return the moments of stacked parameters before the first step."""
         first, second = ({name: torch.zeros_like(tensor) for name, tensor in parameters.items()} for _ in range(2))
         some = next(iter(first.values()))

@@ -1,17 +1,12 @@
 """The device of a run and its numerical settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
+from boovae.config import Settings
 from boovae.errors import InputError
-
-if TYPE_CHECKING:
-    from boovae.config import Settings
 
 #: Steps from which compiling pays on a GPU.
 COMPILE_STEPS = 20_000

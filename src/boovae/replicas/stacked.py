@@ -5,12 +5,10 @@ one model run over all replicas either stacked (`torch.func.vmap`) or, where the
 busy or the networks are convolutional, one after another.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,14 +72,14 @@ class Replicas:
         self.buffers = fresh | self.network_buffers
         self._call = _Call(self.model)
 
-    def replaced(self, tensors: dict[str, Tensor]) -> Replicas:
+    def replaced(self, tensors: dict[str, Tensor]) -> Self:
         """Return these replicas with the named parameters and buffers replaced; nothing is copied."""
         other = copy.copy(self)
         other.parameters = {name: tensors.get(name, own) for name, own in self.parameters.items()}
         other.buffers = {name: tensors.get(name, own) for name, own in self.buffers.items()}
         return other
 
-    def only(self, replica: int) -> Replicas:
+    def only(self, replica: int) -> Self:
         """Return one replica alone; nothing is copied."""
         part = slice(replica, replica + 1)
         other = self.replaced({name: tensor[part] for name, tensor in self.tensors().items()})

@@ -3,8 +3,6 @@
 Plotly, matplotlib, Pillow and Jinja are imported only when they are needed, so a training machine can do without them.
 """
 
-from __future__ import annotations
-
 from boovae.report.matrices import write_csv
 from boovae.report.page import write_report
 from boovae.report.pictures import grid, save_grid

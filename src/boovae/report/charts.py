@@ -4,8 +4,6 @@ A figure is written as plotly's JSON. Colours are CSS variables of the page (`va
 that charts follow the light and dark theme. Everything from a run folder is escaped, because plotly interprets tags.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import gzip
@@ -15,9 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from markupsafe import Markup
 
 from boovae.metrics.schema import Floats
 from boovae.report.findings import Published, published_for
@@ -25,9 +24,6 @@ from boovae.report.matrices import Table
 from boovae.report.numbers import number, with_spread
 from boovae.report.run_record import RunRecord
 from boovae.report.series import COLOURS, Series, over_epochs, over_tasks, settled_range, with_band
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 Kind = Literal["run", "joint", "paper", "training"]
 
@@ -65,8 +61,6 @@ class Chart:
     @property
     def json(self) -> Markup:
         """The figure as JSON that cannot close the HTML element around it."""
-        from markupsafe import Markup
-
         text = json.dumps(self.figure, separators=(",", ":"), allow_nan=False)
         return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -174,7 +168,7 @@ def _cells(line: Line) -> dict[float, str]:
 
 def kind_of(run: RunRecord) -> Kind:
     """Return "joint" for a run that was trained on all tasks at once, which bounds the other methods."""
-    return "joint" if "joint" in run.method.split("+") else "run"
+    return "joint" if "joint" in run.head.method.split("+") else "run"
 
 
 def curves(runs: Sequence[RunRecord], labels: Sequence[str], published: Published) -> list[Chart]:

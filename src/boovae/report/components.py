@@ -1,7 +1,5 @@
 """The panel of learned components: pictures of each with its weight and the cost of dropping it, task by task."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -26,15 +24,15 @@ def rows(run: RunRecord) -> list[Row]:
     """Return the components of every task that has any, the costliest to drop first."""
     found = []
     for task in sorted({component.task for component in run.components}):
-        mine = [component for component in run.components if component.task == task]
-        mine.sort(key=lambda component: math.inf if component.cost is None else -component.cost)
+        every = (component for component in run.components if component.task == task)
+        mine = sorted(every, key=lambda component: math.inf if component.cost is None else -component.cost)
         found.append(Row(run.task_name(task), _story(run, task, len(mine)), mine[:SHOWN]))
     return found
 
 
 def _story(run: RunRecord, task: int, count: int) -> str:
     """Describe how many components a task has, and how many were kept, merged and pruned."""
-    several = " in each replica" if len(run.seeds) > 1 else ""
+    several = " in each replica" if len(run.head.seeds) > 1 else ""
     text = f"{count} component{'s' if count > 1 else ''}"
     if count > SHOWN:
         text += f", of which the {SHOWN} costliest to drop are shown"
@@ -44,7 +42,7 @@ def _story(run: RunRecord, task: int, count: int) -> str:
             text += f"; {_span(kept)} kept when the task ended{several}"
         if (twins > 0).any():
             text += f", {_span(twins)} merged as duplicates"
-    dropped = sum((pruning.dropped for pruning in run.prunings if pruning.task == task), np.zeros(len(run.seeds)))
+    dropped = sum((pruning.dropped for pruning in run.prunings if pruning.task == task), np.zeros(len(run.head.seeds)))
     if (dropped > 0).any():
         text += f"; {_span(dropped)} pruned since"
     return f"{text}."

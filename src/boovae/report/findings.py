@@ -1,7 +1,5 @@
 """Headline numbers of a run, beside published numbers if there are any."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -48,7 +46,7 @@ def published_for(run: RunRecord, metric: str, seen: int, published: Published) 
     The paper has one class per task and unchanged grey values; for other data it has no numbers.
     """
     ours = {key: run.config.get(key, usual) for key, usual in USUAL.items()}
-    return published.get((metric, run.dataset, run.method, seen)) if ours == USUAL else None
+    return published.get((metric, run.head.dataset, run.head.method, seen)) if ours == USUAL else None
 
 
 def headlines(run: RunRecord, published: Published) -> list[Headline]:
@@ -130,7 +128,7 @@ def _costs(run: RunRecord, last: Evaluation) -> list[Headline]:
     kept = last.ledger.images_stored
     stored = "images not counted" if kept is None else f"{kept:,.0f} images"
     train, evaluate = (duration(run.seconds(what)) if run.timings else MISSING for what in ("train", "evaluate"))
-    replicas = f"all {len(run.seeds)} replicas together" if len(run.seeds) > 1 else "one replica"
+    replicas = f"all {len(run.head.seeds)} replicas together" if len(run.head.seeds) > 1 else "one replica"
     return [
         Headline("Memory of the past", size(last.ledger.memory_bytes), f"per replica; {stored} kept"),
         Headline("Training time", train, f"{replicas}; evaluation took {evaluate}"),

@@ -7,11 +7,12 @@ import functools
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from boovae.report.numbers import nats, percent
 
 if TYPE_CHECKING:
     import jinja2
-    from markupsafe import Markup
 
 
 @functools.cache
@@ -35,8 +36,6 @@ def environment() -> jinja2.Environment:
 
 def own_file(name: str) -> Markup:
     """Return a style sheet or script of this package, to be inserted unescaped."""
-    from markupsafe import Markup
-
     return Markup(resources.files("boovae.report").joinpath(name).read_text(encoding="utf-8"))
 
 

@@ -1,7 +1,5 @@
 """The map of a run's latent space for plotly: test images by task, and the prior's components."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Tables: matrices of tasks over time with shaded cells, the ledger of costs, and all numbers of a run as CSV."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -166,8 +164,8 @@ def ledger(run: RunRecord, label: str) -> Table:
 def write_csv(run: RunRecord, out: Path) -> Path:
     """Write every seed, task and metric of a run to `out`, after lines that start with # and record how it was made."""
     seconds = ", ".join(f"{what} {run.seconds(what):.1f}" for what in ("train", "evaluate"))
-    head = {**run.environment, "seeds": " ".join(map(str, run.seeds)), "seconds": seconds}
-    return write_rows(out, COLUMNS, (row for each in run.evaluations for row in rows(each, run.seeds)), head)
+    head = {**run.environment, "seeds": " ".join(map(str, run.head.seeds)), "seconds": seconds}
+    return write_rows(out, COLUMNS, (row for each in run.evaluations for row in rows(each, run.head.seeds)), head)
 
 
 def rows(evaluation: Evaluation, seeds: Sequence[int]) -> Iterator[tuple[Any, ...]]:

@@ -1,7 +1,5 @@
 """Averages over replicas, and formatting of numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,14 +12,12 @@ MISSING = "–"
 
 def mean(values: Floats, axis: int = -1) -> Floats:
     """Average over the finite entries; NaN if there are none."""
-    found: Floats = np.ma.filled(np.ma.masked_invalid(values).mean(axis), np.nan)
-    return found
+    return np.ma.filled(np.ma.masked_invalid(values).mean(axis), np.nan)
 
 
 def deviation(values: Floats, axis: int = -1) -> Floats:
     """Return the sample standard deviation over the finite entries; NaN for fewer than two."""
-    found: Floats = np.ma.filled(np.ma.masked_invalid(values).std(axis, ddof=1), np.nan)
-    return found
+    return np.ma.filled(np.ma.masked_invalid(values).std(axis, ddof=1), np.nan)
 
 
 def number(value: float | None, decimals: int | None = None, sign: str = "") -> str:

@@ -1,12 +1,12 @@
 """One self-contained page about one run, or about several side by side."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup, escape
 
 from boovae.errors import InputError
 from boovae.files import write_file
@@ -19,9 +19,6 @@ from boovae.report.matrices import ledger, matrices
 from boovae.report.numbers import MISSING, change, mean, plus_minus
 from boovae.report.run_record import RunRecord
 from boovae.report.series import COLOURS
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 
 def write_report(
@@ -96,8 +93,9 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _about(run: RunRecord) -> str:
-    counts = [f"{n} {what}{'s' if n != 1 else ''}" for n, what in ((run.planned, "task"), (len(run.seeds), "replica"))]
-    return f"{run.method} on {run.dataset}, {', '.join(counts)}"
+    numbers = {"task": run.planned, "replica": len(run.head.seeds)}
+    counts = ", ".join(f"{n} {what}{'s' if n != 1 else ''}" for what, n in numbers.items())
+    return f"{run.head.method} on {run.head.dataset}, {counts}"
 
 
 #: A command, or a flag with its value, in the text of a remedy.
@@ -108,8 +106,6 @@ COMMAND = re.compile(
 
 def _with_code(text: str) -> Markup:
     """Mark commands and flags in a text as code, which is not wrapped."""
-    from markupsafe import Markup, escape
-
     return Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
 
 
@@ -141,7 +137,7 @@ def _state(run: RunRecord) -> str:
 def _remarks(runs: Sequence[RunRecord]) -> list[str]:
     """Name the reasons why a comparison is unfair."""
     remarks = []
-    if len({run.dataset for run in runs}) > 1:
+    if len({run.head.dataset for run in runs}) > 1:
         remarks.append("The runs use different datasets: their NLLs cannot be compared.")
     if len({run.evaluations[-1].task if run.evaluations else -1 for run in runs}) > 1:
         how = "compare the curves at the same place, not the final numbers"
@@ -168,7 +164,7 @@ def _above(run: RunRecord, bound: RunRecord) -> Headline:
     if run is bound:
         return Headline(label, MISSING, "this is the bound")
     ours, theirs = (
-        {each.task: each.nll.pooled for each in one.evaluations if each.nll and one.dataset == run.dataset}
+        {each.task: each.nll.pooled for each in one.evaluations if each.nll and one.head.dataset == run.head.dataset}
         for one in (run, bound)
     )
     for task in sorted(ours.keys() & theirs.keys(), reverse=True):

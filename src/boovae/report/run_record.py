@@ -3,8 +3,6 @@
 `runs` reads run folders into these records (runs/reading.py); nothing here opens a file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -238,21 +236,6 @@ class RunRecord:
     def name(self) -> str:
         """The name of the folder."""
         return self.path.rpartition("/")[2]
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seed of each replica."""
-        return self.head.seeds
-
-    @property
-    def method(self) -> str:
-        """The name of the method."""
-        return self.head.method
-
-    @property
-    def dataset(self) -> str:
-        """The name of the dataset."""
-        return self.head.dataset
 
     @property
     def wide(self) -> bool:

@@ -4,8 +4,6 @@ Two libraries draw them. Plotly draws interactive charts for pages (`charts.py`)
 pages without scripts (`svg.py`), for which plotly would need a browser.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,8 +80,7 @@ def over_epochs(run: RunRecord, split: str, term: str, colour: int) -> Series:
         values = _held([epoch for epoch in run.epochs if epoch.task == task], split, term)
         x = task + np.arange(1, len(values) + 1) / len(values)
         keep = np.unique(np.linspace(0, len(values) - 1, max(POINTS // max(run.planned, 1), 8)).round().astype(int))
-        spread = np.nan_to_num(deviation(values))
-        parts.append((x[keep], mean(values)[keep], spread[keep]))
+        parts.append((x[keep], mean(values)[keep], np.nan_to_num(deviation(values))[keep]))
         parts.append((x[-1:], np.array([np.nan]), np.zeros(1)))  # a gap before the next task
     if not parts:
         return Series(np.zeros(0), np.zeros(0), np.zeros(0), colour)

@@ -1,21 +1,16 @@
 """Line charts as SVG, drawn by matplotlib, for files and pages without scripts."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 
 from boovae.report.numbers import number
 from boovae.report.series import COLOURS, Series
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 WIDE = 3  # ratio of the largest to the smallest number above which a `wide` axis is logarithmic
 # Placeholder colours of svg.mplstyle, replaced by the page's colours in the SVG.
@@ -23,23 +18,17 @@ INK, RULE = "#010203", "#010204"
 
 
 def chart(
-    series: Sequence[Series],
-    label: str,
-    x_label: str,
-    salt: str = "",
-    wide: bool = False,
-    beside: Sequence[Series] = (),
+    lines: Sequence[Series], label: str, x_label: str, salt: str = "", wide: bool = False, beside: Sequence[Series] = ()
 ) -> Markup:
-    """Draw the series that have any numbers as an SVG element; empty if none has.
+    """Draw the lines that have any numbers as an SVG element; empty if none has.
 
     With `wide` the axis is logarithmic if the largest number is more than WIDE times the smallest, so that one bad
-    series does not squash the others. Charts with the same labels on one page need different `salt`. The axes also
-    cover the series `beside`, which are not drawn, so that neighbouring charts can have the same axes.
+    line does not squash the others. Charts with the same labels on one page need different `salt`. The axes also
+    cover the lines `beside`, which are not drawn, so that neighbouring charts can have the same axes.
     """
-    from markupsafe import Markup
     from matplotlib import rc_context, style
 
-    drawn, others = ([line for line in lines if line.drawn] for lines in (series, beside))
+    drawn, others = ([line for line in each if line.drawn] for each in (lines, beside))
     if not drawn:
         return Markup("")
     ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in (line.ends for line in drawn))

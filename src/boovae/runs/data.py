@@ -1,7 +1,5 @@
 """Images of a run: its dataset, and the tasks it has learned, whose images may no longer be available."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Sequence
@@ -159,7 +157,29 @@ def learned_images(
     names = [settings.data.dataset, *(event["source"] for event in extensions if event["source"] is not None)]
     if moved is not None and all(_found_again(name, moved) == absolute(name) for name in names):
         raise InputError(f"{{moved}} {moved[0]}: this run has learned nothing from there, but {', '.join(names)}")
-    find = functools.partial(_found, settings, data_dir=data_dir, download=download, moved=moved)
+
+    def find(event: Event, source: str | None = None) -> Stream | str:
+        """Return the images that an event refers to, or why they are missing."""
+        if settings.data.dataset == "arrays" and source is None:
+            how = "measure others in Python: `BooVAE.load(...).score(images)`"
+            return f"a model of arrays does not keep its images; {how}"
+        known = settings.data.dataset if source is None else source
+        name = _found_again(known, moved)
+        form, _, path = name.partition(":")
+        if is_own(name) and not Path(path).expanduser().exists():
+            places = f"--moved {known.partition(':')[2]} NEW"
+            return f"{name} is not there; if the data have moved, name the recorded and the new place: {places}"
+        there = settings.changed(dataset=name) if source is None else settings
+        try:
+            # Earlier versions sorted pictures as plain text.
+            for natural in (True, False) if form == "folder" else (True,):
+                stream = load_data(there, data_dir, source and name, download=download, natural=natural)
+                if stream.digest == event["split"]["digest"]:
+                    return stream
+        except InputError as error:
+            return str(error)
+        return f"the images of {name} have changed"
+
     past = Past(find(head))
     past.add_own(head["tasks"])
     for event in extensions:
@@ -178,34 +198,3 @@ def _found_again(name: str, moved: Moved | None) -> str:
     before, now = map(_place, moved)
     place = _place(path)
     return f"{form}:{now / place.relative_to(before)}" if place.is_relative_to(before) else absolute(name)
-
-
-def _found(
-    settings: Settings,
-    event: Event,
-    source: str | None = None,
-    *,
-    data_dir: Path | None,
-    download: bool,
-    moved: Moved | None,
-) -> Stream | str:
-    """Return the images that an event refers to, or why they are missing."""
-    if settings.data.dataset == "arrays" and source is None:
-        return "a model of arrays does not keep its images; measure others in Python: `BooVAE.load(...).score(images)`"
-    known = settings.data.dataset if source is None else source
-    name = _found_again(known, moved)
-    form, _, path = name.partition(":")
-    if is_own(name) and not Path(path).expanduser().exists():
-        before = known.partition(":")[2]
-        return f"{name} is not there; if the data have moved, name the recorded and the new place: --moved {before} NEW"
-    if source is None:
-        settings = settings.changed(dataset=name)
-    try:
-        # Earlier versions sorted pictures as plain text.
-        for natural in (True, False) if form == "folder" else (True,):
-            stream = load_data(settings, data_dir, source and name, download=download, natural=natural)
-            if stream.digest == event["split"]["digest"]:
-                return stream
-    except InputError as error:
-        return str(error)
-    return f"the images of {name} have changed"

@@ -1,7 +1,5 @@
 """Record of what made a run: versions, device, source commit, command."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

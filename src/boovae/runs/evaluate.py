@@ -1,7 +1,5 @@
 """Evaluate the model of a run again, as it is now, and change nothing in its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,15 +43,11 @@ def evaluate_run(
             raise InputError(f"none of the images that {folder} has learned can be found: {why}")
         for warning in find_warnings(read_record(folder)):
             display.note(f"warning: {warning.text}")
-        changed: dict[str, int | str | None] = {
-            "samples": samples,
-            "generated": generated,
-            "fit_posterior": "always" if fit_posterior else None,
-        }
-        trainer.settings = trainer.settings.changed(**{name: n for name, n in changed.items() if n is not None})
+        asked = {"samples": samples, "generated": generated, "fit_posterior": "always" if fit_posterior else None}
+        changes = {name: value for name, value in asked.items() if value is not None}
+        trainer.settings = trainer.settings.changed(**changes)
         if past.missing:
             display.note(past.explain())
-        networks = sample_networks(past.stream, trainer, metrics, display.note, features, data_dir)
+        classifier, references = sample_networks(past.stream, trainer, metrics, display.note, features, data_dir)
         history, show = run.evaluations[: trainer.tasks_done - 1], display.evaluating
-        classifier, references = networks
         return evaluate(trainer, tasks, classifier, history, metrics=metrics, references=references, progress=show)

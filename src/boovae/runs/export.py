@@ -9,8 +9,6 @@ Three networks of one replica, in the units of the data, all with a dynamic batc
 `safetensors` writes their weights and the prior's components; `torch-export` and `onnx` write programs.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

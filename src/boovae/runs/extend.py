@@ -4,13 +4,13 @@ Extending a run of T tasks gives the same model, bit for bit, as training T + 1 
 the memory of the run, its settings and its own images (docs/extend.md).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import torch
 
 from boovae.config import Settings
 from boovae.data import DATASETS, Stream, Task
@@ -18,6 +18,7 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.metrics.cost import ledger
 from boovae.metrics.features import check_names
+from boovae.metrics.measure import sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
 from boovae.replicas.devices import choose_device
 from boovae.runs.data import Moved, Past, absolute, learned_images, load_data
@@ -25,13 +26,10 @@ from boovae.runs.environment import environment
 from boovae.runs.folder import RunFolder
 from boovae.runs.progress import Display
 from boovae.runs.run import Run
-from boovae.runs.trackers import check_trackers
+from boovae.runs.trackers import check_trackers, tracked
 from boovae.runs.train import advance, make_trainer, signals
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    import torch
 
 
 def extend(
@@ -65,8 +63,9 @@ def extend(
         if not plan.begun:
             _begin(run, trainer, plan, command)
         plan.past.add([plan.event["name"]], plan.stream)
-        tasks, stream = plan.past.tasks, plan.past.stream
-        advance(run, trainer, tasks, stream, metrics=metrics, log=log, features=features, data_dir=data_dir)
+        networks = sample_networks(plan.past.stream, trainer, metrics, run.say, features, data_dir)
+        with tracked(run, log):
+            advance(run, trainer, plan.past.tasks, networks, metrics)
         return folder
 
 

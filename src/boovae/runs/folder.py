@@ -3,14 +3,12 @@
 Nothing in a folder is trusted: it may come from a stranger. Does not import torch.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -102,7 +100,7 @@ class RunFolder:
         """Return the wall times by task; the file appears with the first finished task."""
         lines = _lines(self.timing, notes) if self.timing.is_file() else []
         ended = [line for line in lines if line.event.get("event") == "task"]
-        kept = [decode(line.event, records.Timing, line.where, _no_axes) for line in ended]
+        kept = [decode(line.event, records.Timing, line.where, lambda found: {}) for line in ended]
         return {timing.task: timing for timing in kept}  # an interrupted evaluation is timed again
 
     def read_samples(self, notes: list[str]) -> dict[int, bytes]:
@@ -158,7 +156,7 @@ class Log:
         """Return the events of one kind as structs."""
         return [event for event in self.typed if isinstance(event, kind)]
 
-    def require(self) -> Log:
+    def require(self) -> Self:
         """Return the log; refuse one without events."""
         if not self.events:
             raise InputError(f"{self.path} has no 'run' event: the run has not begun; start or resume it first")
@@ -183,10 +181,6 @@ def _typed(event: Event, kind: type[msgspec.Struct], where: str, replicas: int) 
                 f"{where}: 'shape' must have fewer than 10^8 pixels, 'pixel_range' a lower and a higher number"
             )
     return found
-
-
-def _no_axes(found: msgspec.Struct) -> Mapping[str, int]:
-    return {"two": 2}
 
 
 def _bytes(path: Path) -> bytes:
@@ -233,7 +227,7 @@ def _optional(path: Path, kind: type[Content], left_out: str, notes: list[str]) 
     if not path.is_file():
         return None
     try:
-        return decode(json.loads(_bytes(path)), kind, path.name, _no_axes)
+        return decode(json.loads(_bytes(path)), kind, path.name, lambda found: {"two": 2})
     except (ValueError, RecursionError) as error:
         problem = str(error).removeprefix(f"{path.name}: ").partition(";")[0]  # the remedy is for logs
         notes.append(f"{path.name} is damaged ({problem}); {left_out}.")

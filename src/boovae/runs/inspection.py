@@ -9,8 +9,6 @@ nats, estimated on fixed samples of every component. E_m[r − 1] is zero; it ke
 small costs precise.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json
@@ -18,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,14 +27,12 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.model.distributions import DiagonalNormal
 from boovae.model.priors.boosted import EMPTY, TaskMixture
+from boovae.model.vae import VAE
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import replica_of
+from boovae.runs.run import Run
 from boovae.training.events import Event
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from boovae.model.vae import VAE
-    from boovae.runs.run import Run
 
 #: Samples of a task's mixture, equally many of each component.
 SAMPLES = 4096
@@ -150,16 +146,14 @@ def components(trainer: Trainer, replica: int = 0) -> list[Component]:
         tensors = replica_of(view.tensors(), replica)
         parts, decoded = view.call(tensors, _gaussians_and_images, task)
         log_weights, inputs = tensors[WEIGHTS], tensors["prior.pseudo_inputs"]
-        noise = _noise(trainer, task, slice(replica, replica + 1))[0]
-        costs = drop_costs(log_weights[task], parts, noise)
+        costs = drop_costs(log_weights[task], parts, _noise(trainer, task, slice(replica, replica + 1))[0])
         shares = costs / costs.masked_fill(log_weights[task] <= EMPTY / 2, 0.0).sum()
         weights = log_weights[task].double().exp()
         masses = weights * tensors["prior.log_masses"][task].double().exp()
         numbers = torch.stack([weights, masses, costs, shares], 1).tolist()
         for place in (log_weights[task] > EMPTY / 2).nonzero().flatten().tolist():
             weight, mass, cost, share = numbers[place]
-            pictures = inputs[task, place], decoded[place]
-            found.append(Component(task, place, weight, mass, cost, share, *pictures))
+            found.append(Component(task, place, weight, mass, cost, share, inputs[task, place], decoded[place]))
     return sorted(found, key=lambda component: (component.task, -component.cost))
 
 

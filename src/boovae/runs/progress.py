@@ -1,7 +1,5 @@
 """Progress of a run on stderr: live bars on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -9,6 +7,8 @@ from typing import Any
 
 from rich import progress
 from rich.console import Console
+
+from boovae.training.trainer import Observer, Trainer
 
 #: Seconds between two plain lines.
 LINE_INTERVAL = 10.0
@@ -172,7 +172,7 @@ def choice_table(event: dict[str, Any], shown: dict[str, Any]) -> str:
     return "\n".join([head, *rows])
 
 
-class Watch:
+class Watch(Observer):
     """Observes a trainer that has no run folder: shows epochs and notes, and keeps the events in memory."""
 
     def __init__(self, display: Display, shown: Mapping[str, Any] | None = None) -> None:
@@ -189,10 +189,7 @@ class Watch:
         if event["event"] == "choices" and (table := choice_table(event, self._choices)):
             self.display.note(table)
 
-    def block(self, trainer: Any) -> None:
-        """Write nothing."""
-
-    def epoch(self, trainer: Any, event: dict[str, Any]) -> None:
+    def epoch(self, trainer: Trainer, event: dict[str, Any]) -> None:
         """Show an epoch."""
         self.display.epoch(event)
 

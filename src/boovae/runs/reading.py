@@ -1,7 +1,5 @@
 """Read run folders as typed records, for reports, warnings and tables."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

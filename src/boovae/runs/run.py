@@ -1,17 +1,18 @@
 """A run folder open for writing: observes the trainer, and keeps log, checkpoints and display up to date."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
+
+from torch import Tensor
 
 from boovae.config import Settings, to_toml
 from boovae.config.resolve import read_toml
+from boovae.data import Task
 from boovae.errors import InputError
 from boovae.files import appending, hold_folder, make_folder, remove_leftovers, write_file
 from boovae.methods import REGISTRY, from_mapping
@@ -25,18 +26,13 @@ from boovae.runs.reading import record_of_log
 from boovae.training.checkpoint import due, load_checkpoint, save_checkpoint
 from boovae.training.events import Event, Interrupted
 from boovae.training.state import logged, refused
-from boovae.training.trainer import Trainer
+from boovae.training.trainer import Observer, Trainer
 
 #: Kinds of events, numerous ones, that neither resuming a run nor its warnings need.
 PASSED = frozenset({"epoch"})
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from boovae.data import Task
-
-
-class Run:
+class Run(Observer):
     """A run folder, locked by one process at a time, and its log in memory."""
 
     def __init__(self, folder: Path, settings: Settings, display: Display | None = None) -> None:
@@ -60,14 +56,14 @@ class Run:
     # --- making and opening -------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, folder: Path, settings: Settings, made: dict[str, Any], display: Display | None = None) -> Run:
+    def create(cls, folder: Path, settings: Settings, made: dict[str, Any], display: Display | None = None) -> Self:
         """Make a new run folder, `made` in this environment; refuse one that already holds a run."""
         try:
             make_folder(RunFolder(folder).samples)
         except OSError as error:
             raise InputError(f"cannot write to {folder} ({{out}}): {error.strerror}; choose another folder") from error
         with ExitStack() as stack:
-            run = stack.enter_context(cls(folder, settings, display))
+            run = stack.push(cls(folder, settings, display))
             if run.files.exists:  # checked under the lock, so nobody else can make one
                 raise InputError(
                     f"{folder} already holds a run: choose another {{out}}, or {{resume=auto}} to continue it"
@@ -79,7 +75,7 @@ class Run:
             return run
 
     @classmethod
-    def open(cls, folder: Path, display: Display | None = None) -> Run:
+    def open(cls, folder: Path, display: Display | None = None) -> Self:
         """Open an existing run folder."""
         files = RunFolder(folder)
         if not files.exists:
@@ -93,7 +89,7 @@ class Run:
         os.close(self._lock)
         self.display.close()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -4,24 +4,20 @@ Events are sent once they are safe in a checkpoint, so a run that was killed and
 paths that end with the seed: `valid/loss/seed_0`, `nll/task_03/seed_0`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from boovae.errors import InputError, unknown_name
 from boovae.metrics.evaluation import read_evaluation
 from boovae.metrics.metric import numbers as metric_numbers
-
-if TYPE_CHECKING:
-    from boovae.runs.run import Run
+from boovae.runs.run import Run
 
 Event = dict[str, Any]
 
@@ -139,10 +135,11 @@ def _by_seed(rows: dict[str, Sequence[Any]], seeds: Sequence[int]) -> dict[str, 
 # --- following a run ------------------------------------------------------------------------------------------------
 
 
-def _follower(run: Run, trackers: Sequence[TensorBoard | Dashboard]) -> Callable[[Sequence[Event]], None]:
-    """Return a function that sends the events of a run to trackers."""
+@contextmanager
+def tracked(run: Run, names: Sequence[str]) -> Iterator[None]:
+    """Send the events of a run to trackers, as long as the context is open."""
+    trackers: list[TensorBoard | Dashboard] = []
     epochs = len(run.events("epoch"))  # of earlier processes
-    files = run.files
 
     def follow(events: Sequence[Event]) -> None:
         nonlocal epochs
@@ -153,15 +150,22 @@ def _follower(run: Run, trackers: Sequence[TensorBoard | Dashboard]) -> Callable
                 continue
             pictures: dict[str, Path] = {}
             if event["event"] == "evaluation":
-                samples = files.sample_grid(event["task"])
-                pictures = {"pictures/samples": samples, "pictures/components": files.components_picture}
+                samples = run.files.sample_grid(event["task"])
+                pictures = {"pictures/samples": samples, "pictures/components": run.files.components_picture}
             for tracker in trackers:
                 tracker.numbers(found.values, found.axis, found.step)
                 for tag, path in pictures.items():
                     if path.is_file():
                         tracker.picture(tag, path, found.axis, found.step)
 
-    return follow
+    with ExitStack() as stack:
+        for name in dict.fromkeys(names):
+            trackers.append(TensorBoard(run) if name == "tensorboard" else Dashboard(run, _package(name)))
+            stack.callback(trackers[-1].close)
+        if trackers:
+            run.follow = follow
+            stack.callback(setattr, run, "follow", None)
+        yield
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -179,17 +183,3 @@ def _package(name: str) -> ModuleType:
         raise InputError(
             f"{{log}} {name} needs a package that is not installed: pip install 'boovae[{name}]'"
         ) from None
-
-
-@contextmanager
-def tracked(run: Run, names: Sequence[str]) -> Iterator[None]:
-    """Send the events of a run to trackers, as long as the context is open."""
-    with ExitStack() as stack:
-        trackers: list[TensorBoard | Dashboard] = []
-        for name in dict.fromkeys(names):
-            trackers.append(TensorBoard(run) if name == "tensorboard" else Dashboard(run, _package(name)))
-            stack.callback(trackers[-1].close)
-        if trackers:
-            run.follow = _follower(run, trackers)
-            stack.callback(setattr, run, "follow", None)
-        yield

@@ -1,34 +1,33 @@
 """Train a run: learn one task after another, evaluate after each, and keep everything in its folder."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from boovae.config import Settings
 from boovae.config.choose import choose
 from boovae.config.resolve import read_toml
-from boovae.data import ImageSpec
+from boovae.data import ImageSpec, Stream, Task
 from boovae.data.summary import summarise
 from boovae.errors import InputError, RunError
 from boovae.files import write_file
 from boovae.methods import from_mapping, outside_digest
-from boovae.metrics.evaluation import evaluation_event
 from boovae.metrics.features import check_names
 from boovae.metrics.latent import codes, latent_map
 from boovae.metrics.measure import SampleNetworks, evaluate, sample_networks
 from boovae.metrics.metric import USUAL, check_metrics
+from boovae.metrics.schema import to_json
 from boovae.replicas.devices import choose_device, compiles
 from boovae.runs.data import is_own, recorded
 from boovae.runs.environment import environment
@@ -41,11 +40,6 @@ from boovae.runs.warnings import URGENT, find_warnings
 from boovae.training.events import Event, Interrupted
 from boovae.training.sampling import generate
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    import torch
-
-    from boovae.data import Stream, Task
 
 #: Images in a sample grid.
 GRID_IMAGES = 64
@@ -85,14 +79,15 @@ def train(
     settings = recorded(trainer.settings, stream)
     with _opened(out, settings, resume, trainer, command, display) as run, signals(run):
         if not run.restore(trainer):
-            names = [task.name for task in planned]
-            run.event(run_event(settings, planned.shape, planned.pixel_range, names, planned.split_record))
+            run.event(run_event(settings, planned.spec, [task.name for task in planned], planned.split_record))
         _check_same(run, planned)
         if len(run.evaluations) >= len(planned):
             run.display.note(f"{out} is finished; `boovae extend {out}` learns one more task")
             return out
         introduce(run, planned)
-        advance(run, trainer, planned, planned, metrics=metrics, log=log, features=features, data_dir=data_dir)
+        networks = sample_networks(planned, trainer, metrics, run.say, features, data_dir)
+        with tracked(run, log):
+            advance(run, trainer, planned, networks, metrics)
         return out
 
 
@@ -107,46 +102,41 @@ def introduce(run: Run, planned: Stream) -> None:
 
 
 def advance(
-    run: Run,
-    trainer: Trainer,
-    tasks: Sequence[Task | None],
-    stream: Stream | None,
-    *,
-    metrics: Sequence[str],
-    log: Sequence[str],
-    features: Sequence[str],
-    data_dir: Path | None,
+    run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
 ) -> None:
     """Learn and evaluate until all tasks are done, starting where trainer and log are.
 
-    A finished task is None if its images are missing; then there is no `stream` of all images either.
+    A finished task is None if its images are missing.
     """
-    networks = sample_networks(stream, trainer, metrics, run.say, features, data_dir)
     said: set[str] = set()
     if to_learn := [len(task.train.images) for task in tasks[trainer.tasks_done :] if task is not None]:
         run.estimate = TimeEstimate(to_learn, run.display)
-    with tracked(run, log):
-        while len(run.evaluations) < len(tasks):
-            evaluated = len(run.evaluations) < trainer.tasks_done
-            if evaluated:
-                _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
-            else:
-                task = tasks[trainer.tasks_done]
-                assert task is not None
-                trainer.prepare(task)
-                if run.estimate is not None:
-                    run.estimate.task()
-                run.display.task(trainer.tasks_done, len(tasks), task.name, trainer.settings.training.epochs)
-                run.learn(trainer, task)
-            run.checkpoint(trainer)
-            if evaluated and len(run.evaluations) < len(tasks):  # at the end of a run all warnings are shown
-                warn(run, said)
+    while len(run.evaluations) < len(tasks):
+        evaluated = len(run.evaluations) < trainer.tasks_done
+        if evaluated:
+            _evaluate(run, trainer, tasks[: trainer.tasks_done], networks, metrics)
+        else:
+            task = tasks[trainer.tasks_done]
+            assert task is not None
+            trainer.prepare(task)
+            if run.estimate is not None:
+                run.estimate.task()
+            run.display.task(trainer.tasks_done, len(tasks), task.name, trainer.settings.training.epochs)
+            run.learn(trainer, task)
+        run.checkpoint(trainer)
+        if evaluated and len(run.evaluations) < len(tasks):  # at the end of a run all warnings are shown
+            warn(run, said)
 
 
 def _evaluate(
     run: Run, trainer: Trainer, tasks: Sequence[Task | None], networks: SampleNetworks, metrics: Sequence[str]
 ) -> None:
     """Measure the model after a task, and write numbers and pictures to the run folder."""
+
+    def progress(share: float) -> None:
+        run.block(trainer)
+        run.display.evaluating(share)
+
     began = time.monotonic()
     evaluation = evaluate(
         trainer,
@@ -156,14 +146,14 @@ def _evaluate(
         metrics=metrics,
         references=networks.references,
         partial_results=run.partial_results,
-        progress=_watched(run, trainer),
+        progress=progress,
     )
-    run.event(evaluation_event(evaluation))
+    run.event(to_json(evaluation))
     run.partial_results.clear()
     save_samples(trainer, run.files.sample_grid(evaluation.task))
     if has_components(trainer):
         save_components(run, trainer)
-    save_latents(run, trainer, tasks)
+    write_file(run.files.latents, json.dumps(latent_map(trainer, codes(trainer, tasks))).encode())
     seconds = {"train_seconds": run.task_seconds, "evaluate_seconds": time.monotonic() - began}
     run.timing({"event": "task", "task": evaluation.task, **seconds, "steps": trainer.task_steps})
 
@@ -192,12 +182,6 @@ def save_samples(
         save_grid(path, images, spec.shape, scale=tile_scale(spec.shape), pixel_range=spec.pixel_range)
 
 
-def save_latents(run: Run, trainer: Trainer, tasks: Sequence[Task | None]) -> None:
-    """Write the latent map: codes of test images and components of the prior, first replica."""
-    found = latent_map(trainer, codes(trainer, tasks))
-    write_file(run.files.latents, json.dumps(found).encode())
-
-
 def load_trainer(folder: Path, device: str = "auto", display: Display | None = None) -> tuple[Run, Trainer]:
     """Open a finished or stopped run without its data; the caller closes it."""
     with ExitStack() as stack:
@@ -213,8 +197,7 @@ def make_trainer(run: Run, device: torch.device, *, compile: bool = False) -> Tr
     """Return a trainer for the images that the log of a run describes."""
     head = run.head()
     low, high = head.get("pixel_range") or (0.0, 1.0)
-    binarize = head["split"]["binarize"]
-    spec = ImageSpec(tuple(head["shape"]), (low, high), binarize)
+    spec = ImageSpec(tuple(head["shape"]), (low, high), head["split"]["binarize"])
     return Trainer(run.settings, spec, device=device, compile=compile)
 
 
@@ -248,7 +231,7 @@ def trainer_for(
     settings, choices = choose(settings, summarise(planned[0].train.images, planned.spec))
     if recorded is not None:
         settings = _continued(settings, recorded)
-    compiled = compiles(compile, _images(planned), settings, device)
+    compiled = compiles(compile, sum(len(task.train.images) for task in planned), settings, device)
     return Trainer(settings, planned.spec, device=device, compile=compiled, choices=choices, **options)
 
 
@@ -267,10 +250,6 @@ def recorded_settings(folder: Path) -> Settings | None:
     return from_mapping(read_toml(files.config)) if files.exists else None
 
 
-def _images(stream: Stream) -> int:
-    return sum(len(task.train.images) for task in stream)
-
-
 def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, command: str, display: Display | None) -> Run:
     exists = RunFolder(out).exists
     if resume == "always" and not exists:
@@ -286,20 +265,12 @@ def _opened(out: Path, settings: Settings, resume: str, trainer: Trainer, comman
     if different:
         run.close()
         shown = {name: [values.get(name, "the default") for values in (there, here)] for name in different}
-        names = ", ".join(f"{{{name}}} {before} there, {now} here" for name, (before, now) in shown.items())
-        raise InputError(
-            f"{out} holds a run with other settings ({names}): choose another {{out}} or the same settings"
-        )
+        what = ", ".join(f"{{{name}}} {before} there, {now} here" for name, (before, now) in shown.items())
+        raise InputError(f"{out} holds a run with other settings ({what}): choose another {{out}} or the same settings")
     return run
 
 
-def run_event(
-    settings: Settings,
-    shape: Sequence[int],
-    pixel_range: Sequence[float],
-    tasks: Sequence[str],
-    split: dict[str, Any],
-) -> Event:
+def run_event(settings: Settings, spec: ImageSpec, tasks: Sequence[str], split: dict[str, Any]) -> Event:
     """Return the first event of a run: method, seeds and data."""
     digest = outside_digest(settings.method)
     return {
@@ -310,8 +281,8 @@ def run_event(
         "method": settings.method,
         **({"method_digest": digest} if digest else {}),
         "dataset": settings.data.dataset,
-        "shape": list(shape),
-        "pixel_range": list(pixel_range),
+        "shape": list(spec.shape),
+        "pixel_range": list(spec.pixel_range),
         "tasks": list(tasks),
         "split": split,
     }
@@ -337,14 +308,6 @@ def _check_same(run: Run, stream: Stream) -> None:
 def _content(record: Event) -> Event:
     """Return the record of a split without the words for the data, which may be typed differently."""
     return {key: value for key, value in record.items() if key not in ("dataset", "note")}
-
-
-def _watched(run: Run, trainer: Trainer) -> Callable[[float], None]:
-    def progress(share: float) -> None:
-        run.block(trainer)
-        run.display.evaluating(share)
-
-    return progress
 
 
 @contextmanager

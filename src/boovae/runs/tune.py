@@ -4,14 +4,12 @@ Every value gets the same seeds, so the comparison is paired, and trying ten val
 Test images are never used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 import torch
@@ -19,19 +17,16 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.config.resolve import read_toml
+from boovae.data import Stream, Task
 from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.methods import from_mapping, make_method
 from boovae.methods.registry import METHODS, parts_of
 from boovae.metrics.likelihood import log_likelihood_of_tasks
 from boovae.replicas.devices import matmul_precision
-from boovae.runs.progress import Watch
+from boovae.runs.progress import Display, Watch
 from boovae.runs.train import planned_tasks, trainer_for
 from boovae.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from boovae.data import Stream, Task
-    from boovae.runs.progress import Display
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
 """Warnings about a run: what went wrong in training or makes its numbers misleading, each with a remedy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from boovae.metrics.evaluation import FEW, Evaluation
+from boovae.metrics.evaluation import FEW, NLL, Evaluation, Forgetting, Posterior
 from boovae.metrics.forgetting import not_judged, of_earlier
 from boovae.report.numbers import mean, number, percent
 from boovae.report.run_record import RunRecord
@@ -54,17 +52,18 @@ class RunWarning:
 def find_warnings(run: RunRecord) -> list[RunWarning]:
     """Return the warnings about a run, the most serious first."""
     last = run.evaluations[-1] if run.evaluations else None
-    found = [RunWarning("collapse", text)] if last and (text := _collapsed(run, last)) else []
+    posterior, text = last.posterior if last else None, ""
+    found = [RunWarning("collapse", text)] if posterior and (text := _collapsed(run, posterior)) else []
     found += [RunWarning("divergence", text) for text in _divergences(run)]
     found += [RunWarning("note", _sentence(f"{note.text} (task “{run.task_name(note.task)}”)")) for note in run.remarks]
     if last:
         checks = {
-            "log-variance": _exploding(run, last),
+            "log-variance": _exploding(run, posterior) if posterior else "",
             "forgotten": _forgotten(run, last),
             "missing": _missing(run, last),
             "classifier": _weak_classifier(last),
             "pruned": _pruned_since(run),
-            "samples": _thin_samples(run, last),
+            "samples": _thin_samples(run, last.nll, last.forgetting) if last.nll else "",
         }
         found += [RunWarning(kind, text) for kind, text in checks.items() if text]
     components = {"dead": _dead(run), "idle": _idle(run), "cut short": _cut_short(run)}
@@ -74,11 +73,8 @@ def find_warnings(run: RunRecord) -> list[RunWarning]:
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def _collapsed(run: RunRecord, last: Evaluation) -> str:
-    if last.posterior is None:
-        return ""
-    active = mean(last.posterior.active_units)
-    tasks = [task for task in range(last.learned) if active[task] < 1]
+def _collapsed(run: RunRecord, posterior: Posterior) -> str:
+    tasks = np.flatnonzero(mean(posterior.active_units) < 1).tolist()
     if not tasks:
         return ""
     weight = _setting(run, "kl_weight", 1.0)
@@ -99,11 +95,9 @@ def _setting(run: RunRecord, name: str, default: float) -> float:
         return default
 
 
-def _exploding(run: RunRecord, last: Evaluation) -> str:
-    if last.posterior is None:
-        return ""
-    share = mean(last.posterior.at_upper_limit)
-    tasks = [task for task in range(last.learned) if share[task] > MOST_AT_LIMIT]
+def _exploding(run: RunRecord, posterior: Posterior) -> str:
+    share = mean(posterior.at_upper_limit)
+    tasks = np.flatnonzero(share > MOST_AT_LIMIT).tolist()
     if not tasks:
         return ""
     worst = percent(float(np.nanmax(share)))
@@ -131,13 +125,12 @@ def _forgotten(run: RunRecord, last: Evaluation) -> str:
     return (
         f"{_sentence(_names(run, tasks))[:-1]} {verb} being forgotten: at worst, “{run.task_name(worst)}”, an image "
         f"costs {number(float(lost[worst]))} nats more than when it was learned ({number(float(learned[worst]))}). "
-        f"{_sentence(_help(run.method))}"
+        f"{_sentence(_help(run.head.method))}"
     )
 
 
 def _help(method: str) -> str:
-    parts = method.split("+")
-    return HELP[next((name for name in HELP if name in parts), "")]
+    return HELP[next((name for name in HELP if name in method.split("+")), "")]
 
 
 def _missing(run: RunRecord, last: Evaluation) -> str:
@@ -153,7 +146,7 @@ def _missing(run: RunRecord, last: Evaluation) -> str:
     old, new = ([name for name in gone if (name in before) == known] for known in (True, False))
     texts = []
     if old:
-        texts.append(f"Samples rarely show {_listed(old)} any more: {rare}. {_sentence(_help(run.method))}")
+        texts.append(f"Samples rarely show {_listed(old)} any more: {rare}. {_sentence(_help(run.head.method))}")
     if new:
         texts.append(
             f"Samples rarely show {_listed(new)}, of the newest task: {rare}. More --epochs or a smaller --batch-size "
@@ -164,7 +157,7 @@ def _missing(run: RunRecord, last: Evaluation) -> str:
 
 def _divergences(run: RunRecord) -> list[str]:
     found = []
-    for index, seed in enumerate(run.seeds):
+    for index, seed in enumerate(run.head.seeds):
         mine = [d for d in run.divergences if d.replica == index]
         frozen = next((d for d in mine if d.frozen), None)
         who = f"Replica {index + 1} (seed {seed})"
@@ -187,23 +180,17 @@ def _divergences(run: RunRecord) -> list[str]:
 
 
 def _dead(run: RunRecord) -> str:
-    tasks = []
-    for task in sorted({component.task for component in run.components}):
-        costs = [component.cost for component in run.components if component.task == task]
-        if sum(_dead_weight(cost) for cost in costs) > MOST_DEAD * len(costs):
-            tasks.append(task)
-    if not tasks:
+    light: dict[int, list[bool]] = {}
+    for component in run.components:
+        light.setdefault(component.task, []).append(component.cost is not None and component.cost < LEAST_COST)
+    dead = {task: sum(light[task]) for task in sorted(light) if sum(light[task]) > MOST_DEAD * len(light[task])}
+    if not dead:
         return ""
-    dead = sum(_dead_weight(c.cost) for c in run.components if c.task in tasks)
     return (
-        f"{dead} components of {_names(run, tasks)} are dead weight: dropping one costs less than {LEAST_COST:g} nats. "
-        f"boovae inspect RUN --prune {LEAST_COST:g} drops such components of all tasks and replicas; fewer "
-        "--components learn faster."
+        f"{sum(dead.values())} components of {_names(run, list(dead))} are dead weight: dropping one costs less than "
+        f"{LEAST_COST:g} nats. boovae inspect RUN --prune {LEAST_COST:g} drops such components of all tasks and "
+        "replicas; fewer --components learn faster."
     )
-
-
-def _dead_weight(cost: float | None) -> bool:
-    return cost is not None and cost < LEAST_COST
 
 
 def _idle(run: RunRecord) -> str:
@@ -227,7 +214,7 @@ def _idle(run: RunRecord) -> str:
 def _cut_short(run: RunRecord) -> str:
     """Warn of too few epochs for components that are learned one after another."""
     wanted, epochs = (run.config.get(name, "") for name in ("components", "epochs"))
-    boosted = {"boo", "boo-flow"} & set(run.method.split("+"))
+    boosted = {"boo", "boo-flow"} & set(run.head.method.split("+"))
     one_by_one = boosted and run.config.get("boo_objective") in ("forward", "literal")
     if not one_by_one or not wanted.isdigit() or not epochs.isdigit() or int(epochs) >= int(wanted):
         return ""
@@ -266,25 +253,20 @@ def _pruned_since(run: RunRecord) -> str:
     )
 
 
-def _thin_samples(run: RunRecord, last: Evaluation) -> str:
-    if last.nll is None:
-        return ""
-    effective, samples = mean(last.nll.typical_effective), last.nll.samples
-    thin = [task for task in range(last.learned) if effective[task] < FEW]
+def _thin_samples(run: RunRecord, nll: NLL, forgetting: Forgetting | None) -> str:
+    effective, samples = mean(nll.typical_effective), nll.samples
+    thin = np.flatnonzero(effective < FEW).tolist()
     if not thin:
         return ""
     lowest = number(float(np.nanmin(effective)), 1)
-    more = (f" {10 * samples}" if samples else "") + ("" if last.nll.fitted is not None else " --fit-posterior")
-    unclear = ", and whether earlier tasks are forgotten cannot be judged" if _unjudged(last) else ""
+    more = (f" {10 * samples}" if samples else "") + ("" if nll.fitted is not None else " --fit-posterior")
+    unjudged = forgetting is not None and not_judged(forgetting)
+    unclear = ", and whether earlier tasks are forgotten cannot be judged" if unjudged else ""
     return (
         f"The NLL of {_names(run, thin)} is based on few effective importance samples (down to {lowest} of "
         f"{number(samples or math.nan, 0)}); the true value is probably lower{unclear}. boovae eval RUN "
         f"--samples{more} is more exact; longer training (--epochs) lets the encoder find the images."
     )
-
-
-def _unjudged(last: Evaluation) -> bool:
-    return last.forgetting is not None and bool(not_judged(last.forgetting))
 
 
 def _sentence(text: str) -> str:

@@ -4,8 +4,6 @@ The trainer uses three functions: `check` refuses invalid settings, `draws` retu
 `changed` applies them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,9 +56,9 @@ def changed(x: Tensor, batch: Mapping[str, Any], settings: TrainingSettings, spe
     if "mirror" in batch:
         x = mirror(x, batch["mirror"], spec.shape)
     if "deform" in batch:
-        x = deform(x, batch["deform"], batch["deformed"], settings.deform, spec.shape, spec.pixel_range)
+        x = deform(x, batch["deform"], batch["deformed"], settings.deform, spec)
     if "jitter" in batch:
-        x = colour_jitter(x, batch["jitter"], settings.jitter, spec.shape, spec.pixel_range)
+        x = colour_jitter(x, batch["jitter"], settings.jitter, spec)
     return x
 
 
@@ -69,16 +67,14 @@ def mirror(x: Tensor, uniform: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.where(uniform[:, None] < 0.5, x.unflatten(-1, shape).flip(-1).flatten(-len(shape)), x)
 
 
-def colour_jitter(
-    x: Tensor, uniform: Tensor, strength: float, shape: tuple[int, ...], pixel_range: tuple[float, float]
-) -> Tensor:
+def colour_jitter(x: Tensor, uniform: Tensor, strength: float, spec: ImageSpec) -> Tensor:
     """Scale brightness, contrast and saturation of images (B, D) by random factors in 1 ± `strength`, in this order.
 
     `uniform` (B, 3) in [0, 1] chooses the three factors of every image. Contrast is relative to the image's mean grey,
-    saturation to each pixel's own grey; pixels are clamped to `pixel_range`.
+    saturation to each pixel's own grey; pixels are clamped to their range.
     """
-    low, high = pixel_range
-    picture = (x.unflatten(-1, shape) - low) / (high - low)  # (B, 3, H, W)
+    low, high = spec.pixel_range
+    picture = (x.unflatten(-1, spec.shape) - low) / (high - low)  # (B, 3, H, W)
     factors = 1 + strength * (2 * uniform - 1)
     brightness, contrast, saturation = factors.reshape(-1, 3, 1, 1, 1).unbind(1)
     picture = (brightness * picture).clamp(0, 1)
@@ -88,14 +84,7 @@ def colour_jitter(
     return (low + (high - low) * picture).flatten(-3)
 
 
-def deform(
-    x: Tensor,
-    normal: Tensor,
-    uniform: Tensor,
-    strength: float,
-    shape: tuple[int, ...],
-    pixel_range: tuple[float, float],
-) -> Tensor:
+def deform(x: Tensor, normal: Tensor, uniform: Tensor, strength: float, spec: ImageSpec) -> Tensor:
     """Apply a small random affine map to most of the images (B, D); the others are unchanged.
 
     A pixel at (a, b), in units of half the picture, takes the value at (a, b) + strength * (M (a, b) + SHIFT * m), the
@@ -104,8 +93,8 @@ def deform(
     where `uniform` (B,) is below DEFORMED: a network that never sees unchanged images would learn the smoothing of the
     interpolation.
     """
-    low, high = pixel_range
-    height, width = shape[-2:]
+    low, high = spec.pixel_range
+    height, width = spec.shape[-2:]
     across, down = ((2 * torch.arange(n, dtype=x.dtype, device=x.device) + 1) / n - 1 for n in (width, height))
     places = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # (H, W, 2)
     matrix, shift = normal[:, :4].reshape(-1, 1, 1, 2, 2), normal[:, 4:].reshape(-1, 1, 1, 2)

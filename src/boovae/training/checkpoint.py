@@ -5,13 +5,11 @@ JSON is written last and holds the checksum of the tensors, so a checkpoint is c
 are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,25 +68,24 @@ def load_checkpoint(
     Damaged checkpoints are skipped with a warning; if all are damaged, an error is raised. The `owner`, who continues
     the run, renames damaged ones (`.damaged`), so that they do not count among the last two.
     """
-    problem: _DamagedError | None = None
-    damaged: list[int] = []
+    damaged: dict[int, _DamagedError] = {}
     for number in reversed(_numbers(folder)):
         try:
             found = _read(folder, number)
         except _DamagedError as damage:
             warn(f"{damage}; trying the previous checkpoint")
-            problem = damage
-            damaged.append(number)
+            damaged[number] = damage
         else:
             if owner:
                 _put_aside(folder, damaged)
             return found
-    if problem is not None:
+    if damaged:
+        problem = damaged[min(damaged)]
         raise InputError(f"no checkpoint in {folder} can be read ({problem}): start again in another folder ({{out}})")
     return None
 
 
-def _put_aside(folder: Path, numbers: list[int]) -> None:
+def _put_aside(folder: Path, numbers: Iterable[int]) -> None:
     for path in (folder / f"{number}.{kind}" for number in numbers for kind in ("json", "safetensors")):
         try:
             if path.exists():

@@ -1,18 +1,12 @@
 """The events of training that are written to `metrics.jsonl`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from boovae.config.choose import Choice
-from boovae.training.task_progress import Array, Control
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from boovae.data import Task
+from boovae.data import Task
+from boovae.training.task_progress import Array, Control, Mask
 
 Event = dict[str, Any]
 
@@ -44,11 +38,7 @@ def task_start(index: int, task: Task) -> Event:
 
 
 def epoch_end(
-    task: int,
-    epoch: int,
-    numbers: Mapping[str, Mapping[str, Array]],
-    learning_rate: Array,
-    active: np.ndarray[Any, np.dtype[np.bool_]],
+    task: int, epoch: int, numbers: Mapping[str, Mapping[str, Array]], learning_rate: Array, active: Mask
 ) -> Event:
     """Return the event of an epoch; `numbers` are the loss terms of each split, {split: {term: (R,)}}."""
     return {
@@ -66,7 +56,7 @@ def divergence(task: int, epoch: int, replica: int, retry: int | str) -> Event:
     return {"event": "divergence", "task": task, "epoch": epoch, "replica": replica, "retry": retry}
 
 
-def collapse(task: int, collapsed: np.ndarray[Any, np.dtype[np.bool_]], kl_warmup: int) -> Event:
+def collapse(task: int, collapsed: Mask, kl_warmup: int) -> Event:
     """Return the event of replicas that learn a task once more because their posterior collapsed."""
     return {"event": "collapse", "task": task, "collapsed": collapsed.tolist(), "kl_warmup": kl_warmup}
 

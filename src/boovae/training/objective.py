@@ -1,7 +1,5 @@
 """The loss of a step: the negative bound on the images plus the penalties of the methods."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from torch import Tensor
@@ -51,11 +49,8 @@ class Objective:
 
     def _penalties(self, model: VAE, batch: Batch) -> dict[str, Tensor]:
         penalties = self.method.joined(lambda part: part.penalty(model, self.method.batch_of(part, batch)))
-        for name in LOSS:
-            if name in penalties:
-                raise InputError(
-                    f"method '{self.method.name}': a penalty is called '{name}', a name that every loss has"
-                )
+        for name in penalties.keys() & LOSS:
+            raise InputError(f"method '{self.method.name}': a penalty is called '{name}', a name that every loss has")
         return penalties
 
     def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:

@@ -1,32 +1,21 @@
 """Draw images from a trained model."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from boovae.errors import InputError
 from boovae.replicas.prior_samples import drawn_images
 from boovae.replicas.randomness import latent_draws
-
-if TYPE_CHECKING:
-    from boovae.training.trainer import Trainer
+from boovae.training.trainer import Trainer
 
 
 @torch.no_grad()
 def generate(
-    trainer: Trainer,
-    count: int,
-    purpose: str = "samples",
-    task: int | None = None,
-    *,
-    pixel_noise: Tensor | None = None,
+    trainer: Trainer, count: int, purpose: str = "samples", task: int | None = None, *, uniform: Tensor | None = None
 ) -> Tensor:
     """Return `count` mean images from each replica's prior, (R, count, D); with `task`, from that task's part alone.
 
-    With uniform numbers `pixel_noise` (R, count, D) the images are drawn from p(x | z) instead.
+    With `uniform` numbers (R, count, D) the images are drawn from p(x | z) instead.
 
     The random numbers depend only on the replica's seed and the purpose: they are the same for every task. If the model
     must know the task, the images alternate between all tasks.
@@ -37,8 +26,8 @@ def generate(
     if count < 1:
         raise InputError(f"count is {count}; it must be a whole number of at least 1")
     noise = replicas.generators.draw_all(latent_draws(count, replicas.model.latent_dim), purpose)
-    if pixel_noise is not None:
-        noise["pixels"] = pixel_noise
+    if uniform is not None:
+        noise["pixels"] = uniform
     pixels = trainer.spec.pixels
     if not trainer.method.knows_task:
         return drawn_images(replicas, noise, pixels, task)

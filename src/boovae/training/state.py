@@ -4,8 +4,6 @@ The checksum of a checkpoint detects accidents, not manipulation. So every tenso
 this run would have written, and refused if it does not fit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

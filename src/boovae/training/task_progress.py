@@ -1,9 +1,7 @@
 """All state that changes while a task is learned, in one object that is saved and restored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +10,14 @@ from torch import Tensor
 
 from boovae.config import TrainingSettings
 from boovae.replicas.adam import Moments
-from boovae.training.state import check, group, prefixed, put
+from boovae.training.state import check, group, put
 
 PLATEAU_FACTOR = 0.5
 PLATEAU_THRESHOLD = 1e-4
 MAX_RETRIES = 2
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -48,14 +47,14 @@ class Control:
         return {item.name: torch.from_numpy(getattr(self, item.name).copy()) for item in fields(self)}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Control:
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
         """Return the control that `tensors` describes."""
         control = cls(tensors["learning_rate"].numpy().copy())
         for item in fields(cls):
             setattr(control, item.name, tensors[item.name].numpy().copy())
         return control
 
-    def keep(self, before: Control, done: npt.NDArray[np.bool_]) -> None:
+    def keep(self, before: Self, done: Mask) -> None:
         """Take over the replicas that are done from an earlier attempt, and stop them."""
         for item in fields(self):
             getattr(self, item.name)[done] = getattr(before, item.name)[done]
@@ -67,10 +66,10 @@ class Control:
         epoch: int,
         plain: Array,
         watched: Array,
-        broken: npt.NDArray[np.bool_],
+        broken: Mask,
         first_eligible: int,
         warmup: int,
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Mask:
         """Lower learning rates and stop replicas after an epoch; return the mask of replicas with a new best loss.
 
         `plain` is the loss watched for plateaus, `watched` the one for early stopping, which waits for the end of the
@@ -92,18 +91,14 @@ class Control:
 
     def plateau(self, watched: Array, patience: int) -> None:
         """Halve the rate of replicas whose `watched` loss has not fallen for more than `patience` epochs."""
-        better = watched < self.plateau_best - PLATEAU_THRESHOLD * np.abs(
-            self.plateau_best, where=np.isfinite(self.plateau_best), out=np.zeros_like(self.plateau_best)
-        )
+        better = watched < self.plateau_best - PLATEAU_THRESHOLD * np.nan_to_num(np.abs(self.plateau_best), posinf=0.0)
         self.plateau_best = np.where(better, watched, self.plateau_best)
         self.plateau_wait = np.where(better, 0, self.plateau_wait + 1)
         late = self.plateau_wait > patience
         self.learning_rate = np.where(late, self.learning_rate * PLATEAU_FACTOR, self.learning_rate)
         self.plateau_wait = np.where(late, 0, self.plateau_wait)
 
-    def early_stop(
-        self, loss: Array, epoch: int, patience: int, *, eligible: bool, counting: bool
-    ) -> npt.NDArray[np.bool_]:
+    def early_stop(self, loss: Array, epoch: int, patience: int, *, eligible: bool, counting: bool) -> Mask:
         """Record an epoch's validation loss; return the mask of replicas with a new best snapshot.
 
         A replica stops once more than `patience` epochs passed without a new best one.
@@ -150,9 +145,7 @@ class TaskProgress:
         first, second, steps = self.moments
         named = {"start": self.start, "best": self.best, "first": first, "second": second, "totals": self.totals}
         groups = {**named, "control": self.control.tensors()}
-        return {"steps": steps} | {
-            name: tensor for key, tensors in groups.items() for name, tensor in prefixed(key, tensors).items()
-        }
+        return {"steps": steps} | {f"{key}/{name}": part for key, own in groups.items() for name, part in own.items()}
 
     def load(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Load the saved progress into a task that was begun again from its start."""
@@ -168,7 +161,7 @@ class TaskProgress:
         put(self.totals, saved)
         self.epoch, self.block, self.attempt = record["epoch"], record["block"], record.get("attempt", 0)
 
-    def take_snapshot(self, chosen: npt.NDArray[np.bool_], current: dict[str, Tensor]) -> None:
+    def take_snapshot(self, chosen: Mask, current: dict[str, Tensor]) -> None:
         """Store the current state of the chosen replicas as their best."""
         if chosen.any():
             mask = torch.from_numpy(chosen).to(self.moments.steps.device)

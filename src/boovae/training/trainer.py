@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,18 +12,17 @@ from torch import Tensor
 
 from boovae.config import Settings
 from boovae.config.choose import Choice, choose_task
-from boovae.data import ImageSpec
+from boovae.data import ImageSpec, Task
 from boovae.data.summary import summarise
 from boovae.errors import InputError
 from boovae.methods import TaskImages, make_method
 from boovae.model.likelihoods import make_likelihood
 from boovae.model.nets import make_nets
-from boovae.model.priors import NormalPrior, Prior, VampPrior
+from boovae.model.priors import NormalPrior, VampPrior
 from boovae.model.vae import VAE
 from boovae.replicas.adam import Moments
 from boovae.replicas.devices import choose_device, matmul_precision, one_thread
 from boovae.replicas.engine import Engine, block_length, validation_chunk
-from boovae.replicas.randomness import Draw
 from boovae.replicas.stacked import Replicas
 from boovae.replicas.step import GradientStep
 from boovae.training import augment
@@ -33,12 +32,12 @@ from boovae.training.objective import LOSS, Objective
 from boovae.training.state import MOST_TASKS, check, group, prefixed, put, refused, whole
 from boovae.training.task_progress import Array, Control, TaskProgress
 
-if TYPE_CHECKING:
-    from boovae.data import Task
 
+class Observer:
+    """Observes a run: writes the log and the checkpoints and updates the display; this one does nothing.
 
-class Observer(Protocol):
-    """Observes a run: writes the log and the checkpoints and updates the display. Only the trainer calls it."""
+    Only the trainer calls it.
+    """
 
     def event(self, event: Event) -> None:
         """Take a deterministic event for `metrics.jsonl`."""
@@ -48,19 +47,6 @@ class Observer(Protocol):
 
     def epoch(self, trainer: Trainer, event: Event) -> None:
         """Called after an epoch, to update the display."""
-
-
-class Unwatched:
-    """An observer that does nothing, for a trainer that is used directly."""
-
-    def event(self, event: Event) -> None:
-        """Ignore the event."""
-
-    def block(self, trainer: Trainer) -> None:
-        """Write no checkpoint."""
-
-    def epoch(self, trainer: Trainer, event: Event) -> None:
-        """Show nothing."""
 
 
 class Trainer:
@@ -141,13 +127,10 @@ class Trainer:
         )
         for part in self.method.own_layers_first:
             nets = part.adapt(nets)
-        prior = self._default_prior() if prior is None else prior
+        if prior is None and model.prior == "vamp":
+            prior = VampPrior(model.components, spec.pixels, spec.pixel_range)
+        prior = NormalPrior(model.latent_dim) if prior is None else prior
         return VAE(*nets, self.likelihood, prior, model.latent_dim)
-
-    def _default_prior(self) -> Prior:
-        if self.settings.model.prior == "vamp":
-            return VampPrior(self.settings.model.components, self.spec.pixels, self.spec.pixel_range)
-        return NormalPrior(self.settings.model.latent_dim)
 
     @property
     def tasks_done(self) -> int:
@@ -172,10 +155,6 @@ class Trainer:
     def view(self, task: int) -> Replicas:
         """Return the model for images of a task."""
         return self.method.view(self.replicas, task)
-
-    def draws(self, batch_size: int, *, training: bool) -> dict[str, Draw]:
-        """Return the random tensors of one step of one replica."""
-        return self.objective.draws(batch_size, training=training)
 
     # --- one task -----------------------------------------------------------------------------------------------
 
@@ -202,7 +181,7 @@ class Trainer:
                 f"task '{self._unfinished}' was interrupted: call load_state with an earlier result of `state`, "
                 "or make a new Trainer"
             )
-        observer, choices = observer or Unwatched(), self.prepare(task)
+        observer, choices = observer or Observer(), self.prepare(task)
         self._prepared = None  # it holds images
         with matmul_precision(self.device), one_thread(when=self.device.type == "cpu" and self.replicas.stacked):
             images = self._task_images(task)
@@ -217,8 +196,7 @@ class Trainer:
             if not resumed:  # a resumed task has logged its start already
                 _forward(events, observer)
             self._train(progress, images, observer)
-            again = self._again(progress, images, observer)
-            if again is not None:
+            if again := self._again(progress, images, observer):
                 progress = again
                 self._train(progress, images, observer)
             self._finish(progress, images, observer)
@@ -302,7 +280,8 @@ class Trainer:
                 )
         chunk = validation_chunk(images.valid.shape[-2])
         chunks = -(-images.valid.shape[-2] // chunk)
-        noise = self.generators.draw_all(self.draws(chunk, training=False), images.index, "valid", steps=chunks)
+        draws = self.objective.draws(chunk, training=False)
+        noise = self.generators.draw_all(draws, images.index, "valid", steps=chunks)
         control = Control(np.full(len(self.replicas), training.learning_rate))
         control.active[self.frozen] = 0
         progress = TaskProgress(start, {}, control, Moments.zeros(self.replicas.parameters))
@@ -319,25 +298,20 @@ class Trainer:
             block=self._block_length(),
         )
         progress.best = {name: tensor.clone() for name, tensor in self._snapshot().items()}
-        if self._saved is not None:
+        if self._saved is not None:  # the methods have begun the task again from its starting point
+            (tensors, record), self._saved = self._saved, None
             with refused():
-                self._continue(progress, *self._saved)
-            self._saved = None
+                put(self.replicas.tensors(), group(tensors, "model"))
+                put(self.engine.state if self.method.tracks else {}, group(tensors, "state"))
+                progress.load(tensors, record)
         return progress
-
-    def _continue(self, progress: TaskProgress, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Restore the progress of the task; the methods have begun it again from its starting point."""
-        put(self.replicas.tensors(), group(tensors, "model"))
-        put(self.engine.state if self.method.tracks else {}, group(tensors, "state"))
-        progress.load(tensors, record)
 
     def _snapshot(self) -> dict[str, Tensor]:
         """Return what is saved and restored together: the model, and the tensors that the methods track."""
-        tracked = self.engine.state if self.method.tracks else {}
-        return self.replicas.tensors() | prefixed("state", tracked)
+        return self.replicas.tensors() | prefixed("state", self.engine.state if self.method.tracks else {})
 
     def _block_length(self) -> int:
-        return block_length(self.draws(self.settings.training.batch_size, training=True))
+        return block_length(self.objective.draws(self.settings.training.batch_size, training=True))
 
     def _train_epoch(self, progress: TaskProgress, images: TaskImages, observer: Observer) -> None:
         engine, training, control = self.engine, self.settings.training, progress.control
@@ -349,7 +323,7 @@ class Trainer:
         key = (images.index, progress.epoch)
         steps, batch = engine.steps_per_epoch, engine.batch_size
         order = self.generators.order(engine.images, *key)[:, : steps * batch].unflatten(1, (steps, batch))
-        draws = self.draws(batch, training=True)
+        draws = self.objective.draws(batch, training=True)
         if progress.block == 0:
             engine.reset_totals()
         for block, part in enumerate(order.split(self._block_length(), dim=1)):

@@ -1,7 +1,5 @@
 """Copy a trained model: to another device, to other settings for its next task, or to plain values."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -38,23 +38,20 @@ class Coupling(nn.Module):
 
     def forward(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return z (..., L) and log |det dz/dv| (...)."""
-        still, moved = self._halves(v)
-        log_scale, shift = self._network(still)
+        still, moved, log_scale, shift = self._parts(v)
         return self._whole(still, moved * log_scale.exp() + shift), log_scale.sum(-1)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return v (..., L) and log |det dv/dz| (...)."""
-        still, moved = self._halves(z)
-        log_scale, shift = self._network(still)
+        still, moved, log_scale, shift = self._parts(z)
         return self._whole(still, (moved - shift) * (-log_scale).exp()), -log_scale.sum(-1)
 
-    def _network(self, still: Tensor) -> tuple[Tensor, Tensor]:
-        raw, shift = self.net(still).chunk(2, dim=-1)
-        return LIMIT * torch.tanh(raw / LIMIT), shift
-
-    def _halves(self, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _parts(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the half that stays, the half that is moved, and for it log-scale and shift."""
         first, second = v[..., : self.cut], v[..., self.cut :]
-        return (first, second) if self.second else (second, first)
+        still, moved = (first, second) if self.second else (second, first)
+        raw, shift = self.net(still).chunk(2, dim=-1)
+        return still, moved, LIMIT * torch.tanh(raw / LIMIT), shift
 
     def _whole(self, still: Tensor, moved: Tensor) -> Tensor:
         return torch.cat([still, moved] if self.second else [moved, still], dim=-1)
@@ -124,8 +121,7 @@ class FlowPrior(BoostedPrior):
 
     def inward(self, z: Tensor) -> Tensor:
         """Map points of z-space to v-space."""
-        v: Tensor = self.flow.inverse(z)[0]
-        return v
+        return self.flow.inverse(z)[0]
 
     def outward(self, mean: Tensor) -> Tensor:
         """Map points of v-space to z-space."""
