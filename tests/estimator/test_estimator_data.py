@@ -94,6 +94,14 @@ def test_the_bounds_of_a_decoder_cannot_change_between_tasks() -> None:
         model.set_params(settings={"decoder_bounds": False}).partial_fit(pictures)
 
 
+def test_noise_is_given_without_a_likelihood_and_cannot_change_between_tasks() -> None:
+    rows = np.random.default_rng(0).normal(size=(60, 5))
+    model = quick(epochs=1, settings={"noise": "learned"}).fit(rows)
+    assert np.isfinite(model.score(rows))
+    with pytest.raises(InputError, match="noise was 'learned' when this model began"):
+        model.set_params(settings={"noise": "fixed"}).partial_fit(rows)
+
+
 def test_few_first_images_of_a_stream_are_enough_for_batch_normalisation() -> None:
     settings = {"boo_steps": 1, "normalisation": "batch"}
     model = quick(net="conv:2", detect_tasks=True, detect_first=16, settings=settings)

@@ -235,7 +235,9 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         check_parameters(parameters)
         choose_device(str(self.device))
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
-        count, grey = (1, True) if before is None else (self.n_features_in_, self.scaling_.grey)
+        # A noise that is given may be for a likelihood that only the data will choose.
+        unknown = 1, "noise" not in (self.settings or {})
+        count, grey = unknown if before is None else (self.n_features_in_, self.scaling_.grey)
         settings, _ = task_settings(parameters, DataSummary((count,), 1, grey), 0, before.settings if before else None)
         # Checks method and networks. The shape is a picture; whether the data are pictures is checked later.
         trainer = Trainer(settings, ImageSpec(PICTURE))

@@ -20,7 +20,7 @@ FOREIGN = (*(item.name for item in fields(DataSettings)), "replicas", "seed", "g
 #: Settings that define the model and cannot change between tasks.
 FIXED = (
     *("latent_dim", "components", "method", "net", "normalisation", "likelihood", "log_variance_range", "prior"),
-    *("decoder_bounds", "flow_layers", "flow_width"),
+    *("noise", "noise_floor", "decoder_bounds", "flow_layers", "flow_width"),
 )
 #: Settings that require one common range of all pixels.
 PIXELS = ("decoder_bounds", "mirror", "deform", "jitter")
