@@ -119,6 +119,8 @@ class TrainingSettings(Section):
     """Latent samples per image in the training bound; more than one tighten it (the importance-weighted bound)."""
     jitter: Share = 0.0
     """Vary brightness, contrast and saturation of training images by up to this fraction; colour images only."""
+    input_noise: NotNegative = 0.0
+    """Standard deviation of noise added to the numbers of training rows (standardised ones), for few rows."""
     deform: Share = 0.0
     """Standard deviation of random stretching, rotation, shear and shift of training pictures, for example 0.05."""
     mirror: bool = False
@@ -127,7 +129,7 @@ class TrainingSettings(Section):
     advanced: ClassVar = frozenset(
         {
             *("epoch_steps", "schedule", "plateau_patience", "early_stop", "stop_by", "kl_weight", "kl_warmup"),
-            *("bound_samples", "jitter", "deform", "mirror"),
+            *("bound_samples", "jitter", "input_noise", "deform", "mirror"),
         }
     )
 

@@ -2,6 +2,8 @@
 
 `mlp:WIDTH` takes any rows of numbers: `mlp:300` is the paper's network for MNIST, `mlp:1024` for the other two grey
 datasets. `gated:WIDTH` has gated layers (Dauphin et al., 2017), as in the literature on likelihoods of grey pictures.
+`linear:WIDTH` adds a linear map to each network of `mlp:WIDTH`, which starts at zero: what is linear in the columns of a
+table need not be learned by hidden units.
 `conv:CHANNELS` is for pictures: `conv:32` on 3 x 32 x 32 is the paper's network for faces. `res:CHANNELS` has residual
 blocks and takes pictures of any size from 8 x 8 pixels (`residual.py`).
 """
@@ -34,15 +36,20 @@ class Nets(NamedTuple):
 class Encoder(nn.Module):
     """A body that computes features, then a head for the mean and the clamped log-variance of q(z | x)."""
 
-    def __init__(self, body: nn.Module, features: int, latent_dim: int, limits: tuple[float, float]) -> None:
+    def __init__(
+        self, body: nn.Module, features: int, latent_dim: int, limits: tuple[float, float], inputs: int = 0
+    ) -> None:
         super().__init__()
         self.body = body
+        self.linear = nn.Linear(inputs, latent_dim, bias=False) if inputs else None
         self.head = nn.Linear(features, 2 * latent_dim)  # mean and log-variance in one product
         self.limits = limits
 
     def forward(self, x: Tensor) -> DiagonalNormal:
         """Map images (..., D) to q(z | x) with parameters (..., L)."""
         mean, log_variance = self.head(self.body(x)).chunk(2, dim=-1)
+        if self.linear is not None:
+            mean = mean + self.linear(x)
         return DiagonalNormal(mean, log_variance.clamp(*self.limits))
 
 
@@ -50,6 +57,20 @@ def hidden_layers(inputs: int, width: int, *, gated: bool) -> tuple[nn.Module, .
     """Return two layers with LeakyReLU, or `gated` ones: h = (W x + b) σ(V x + c)."""
     outputs, activation = (2 * width, nn.GLU) if gated else (width, nn.LeakyReLU)
     return nn.Linear(inputs, outputs), activation(), nn.Linear(width, outputs), activation()
+
+
+class Beside(nn.Module):
+    """The sum of a network and of a linear map, which starts where the network's last layer is zero."""
+
+    def __init__(self, network: nn.Module, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.network = network
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum."""
+        output: Tensor = self.network(x) + self.linear(x)
+        return output
 
 
 class Picture(NamedTuple):
@@ -182,7 +203,7 @@ def make_nets(
     size of an image. `bounds` limit the outputs of a convolutional decoder; `normalisation` is used by convolutional
     networks. With `shared_noise` the last block is a width that all images share.
     """
-    match = re.fullmatch(r"(mlp|gated|conv|res):([1-9]\d{0,4})", name)
+    match = re.fullmatch(r"(mlp|gated|linear|conv|res):([1-9]\d{0,4})", name)
     if match is None:
         raise InputError(
             f"unknown net '{name}' ({{net}}): use mlp:WIDTH or gated:WIDTH, for example mlp:300, or for pictures "
@@ -196,6 +217,12 @@ def make_nets(
         encoder = Encoder(body, size, latent_dim, limits)
         layers = hidden_layers(latent_dim, size, gated=kind == "gated")
         decoder = nn.Sequential(*layers, nn.Linear(size, parameters * pixels))
+    elif kind == "linear":
+        body = nn.Sequential(*hidden_layers(pixels, size, gated=False))
+        encoder = Encoder(body, size, latent_dim, limits, inputs=pixels)
+        layers = hidden_layers(latent_dim, size, gated=False)
+        outputs = parameters * pixels
+        decoder = Beside(nn.Sequential(*layers, nn.Linear(size, outputs)), latent_dim, outputs)
     elif kind == "res":
         plan = ResidualPlan.of(check_picture(name, shape), size)
         residual = ResidualEncoder(plan)

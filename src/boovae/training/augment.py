@@ -29,7 +29,8 @@ def check(settings: TrainingSettings, spec: ImageSpec) -> None:
     colour = len(shape) == 3 and shape[0] == 3
     if settings.mirror and len(shape) == 1:
         raise InputError(f"{{mirror}} needs pictures, these have shape {shape}; leave it out")
-    for name, wanted, fits in (("jitter", "colour images", colour), ("deform", "pictures", len(shape) > 1)):
+    kinds = {"jitter": ("colour images", colour), "deform": ("pictures", len(shape) > 1), "input_noise": ("", True)}
+    for name, (wanted, fits) in kinds.items():
         strength = getattr(settings, name)
         if strength > 0 and not fits:
             raise InputError(f"{{{name}={strength:g}}} needs {wanted}, these have shape {shape}; set it to 0")
@@ -39,7 +40,7 @@ def check(settings: TrainingSettings, spec: ImageSpec) -> None:
             )
 
 
-def draws(settings: TrainingSettings, batch_size: int) -> dict[str, Draw]:
+def draws(settings: TrainingSettings, spec: ImageSpec, batch_size: int) -> dict[str, Draw]:
     """Return the random tensors of one step of one replica."""
     found: dict[str, Draw] = {}
     if settings.mirror:
@@ -48,6 +49,8 @@ def draws(settings: TrainingSettings, batch_size: int) -> dict[str, Draw]:
         found |= {"deform": Draw("normal", (batch_size, 6)), "deformed": Draw("uniform", (batch_size,))}
     if settings.jitter > 0:
         found["jitter"] = Draw("uniform", (batch_size, 3))
+    if settings.input_noise > 0:
+        found["input_noise"] = Draw("normal", (batch_size, spec.pixels))
     return found
 
 
@@ -59,6 +62,8 @@ def changed(x: Tensor, batch: Mapping[str, Any], settings: TrainingSettings, spe
         x = deform(x, batch["deform"], batch["deformed"], settings.deform, spec)
     if "jitter" in batch:
         x = colour_jitter(x, batch["jitter"], settings.jitter, spec)
+    if "input_noise" in batch:
+        x = x + settings.input_noise * batch["input_noise"]
     return x
 
 

@@ -62,7 +62,7 @@ class Objective:
         if training and self.spec.binarize == "dynamic":
             draws["pixels"] = Draw("uniform", (batch_size, self.spec.pixels))
         if training:
-            draws |= augment.draws(self.settings, batch_size)
+            draws |= augment.draws(self.settings, self.spec, batch_size)
         own = self.method.joined(lambda part: part.draws(batch_size))
         if training:
             own |= self.method.joined(lambda part: part.training_draws(batch_size))
