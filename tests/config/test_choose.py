@@ -30,7 +30,10 @@ def chosen_for(data: DataSummary, **given: Any) -> dict[str, Any]:
         (DataSummary((3, 32, 32), 5000, mirrored=0.5), {"net": "res:32", "latent_dim": 64, "mirror": True}),
         (DataSummary((64, 64), 5000), {"net": "res:32", "likelihood": "bernoulli", "noise_floor": 0.0}),
         (DataSummary((3, 6, 60), 500), {"net": "mlp:512"}),  # too flat for convolutions
-        (DataSummary((13,), 178, pixels=False), {"latent_dim": 2, "likelihood": "normal", "decoder_bounds": False}),
+        (DataSummary((13,), 178, pixels=False), {"net": "linear:128", "latent_dim": 8, "likelihood": "normal"}),
+        (DataSummary((13,), 178, pixels=False), {"noise": "learned", "components": 11, "decoder_bounds": False}),
+        (DataSummary((2,), 40, pixels=False), {"latent_dim": 2, "components": 2, "epochs": 90, "input_noise": 0.2}),
+        (DataSummary((100,), 5000, pixels=False), {"latent_dim": 40, "components": 15, "input_noise": 0.0}),
     ],
 )
 def test_shape_kind_and_size_of_the_data_decide(data: DataSummary, expected: dict[str, Any]) -> None:

@@ -202,7 +202,7 @@ def test_a_file_of_version_0_1_0_is_read_to_the_last_setting(anchor: type[Method
     old = tomllib.loads(OLD.read_text())
     assert len(old) == 79
     read = {name for name in old if name != "strengths"}
-    since = {"noise", "noise_floor", "resize", "fit_posterior"}  # came later
+    since = {"noise", "noise_floor", "input_noise", "resize", "fit_posterior"}  # came later
     assert read == CORE_NAMES - since | (REGISTRY.owners().keys() - {"anchor_pull"})
     settings = resolve({}, OLD)
     core = {name: tuple(v) if isinstance(v, list) else v for name, v in old.items() if name in CORE_NAMES}
@@ -478,7 +478,7 @@ AT_LEAST_ONE = {
 AT_LEAST_ZERO = {"kl_warmup", "seed", "data_seed", "boo_steps", "flow_layers"}
 NOT_NEGATIVE = {
     *("kl_weight", "distill_weight", "boo_rate", "boo_lambda", "boo_tolerance", "flow_drift", "ewc_strength"),
-    *("si_strength", "vcl_weight", "mog_lambda", "replay_weight"),
+    *("si_strength", "vcl_weight", "mog_lambda", "replay_weight", "input_noise"),
 }
 ABOVE_ZERO = {"learning_rate", "si_damping"}
 SHARES = {"boo_floor", "boo_prune", "jitter", "deform", "noise_floor"}

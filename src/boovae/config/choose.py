@@ -24,6 +24,8 @@ DEFORMED_BELOW = 3000
 ALIKE = 0.3
 #: With fewer images networks are narrower, and convolutional ones train for fewer steps.
 FEW_IMAGES = 1000
+#: Tables with fewer rows than these get more and some noise on their rows, and at most so many epochs for each row.
+FEW_ROWS, SOME_ROWS, EPOCHS_PER_ROW = 60, 1000, 2
 #: Steps per task: usually, with few numbers, and of few pictures by convolutions; limits of the epochs that they make.
 STEPS, FEW_STEPS, CONV_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 1500, 3000, 40, 800
 
@@ -113,6 +115,9 @@ def _convolves(settings: Settings) -> bool:
 
 
 def _net(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    if not data.pixels:
+        width = 128 if data.features <= FEW else 512
+        return f"linear:{width}", "columns depend on each other mostly linearly"
     if data.side >= LEAST_SIDE and data.features > FEW:
         width = 16 if data.images < FEW_IMAGES else 32
         if data.colours > 1:
@@ -128,6 +133,8 @@ def _net(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 def _latent_dim(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     if _convolves(settings):
         return 64, "a convolutional network"
+    if not data.pixels:
+        return min(max(-(-data.features // 2), 8), data.features, 40), "half of the columns, from 8 to 40"
     return min(max(data.features // 6, 2), 40), "a sixth of the numbers, from 2 to 40"
 
 
@@ -140,7 +147,7 @@ def _likelihood(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 def _noise(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
     if settings.model.likelihood in ("normal", "logistic") and data.pixels:
         return "shared", "one width for each colour is learned in few steps"
-    return None
+    return ("learned", "columns differ in what remains of them") if settings.model.likelihood == "normal" else None
 
 
 def _noise_floor(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
@@ -152,6 +159,8 @@ def _noise_floor(data: DataSummary, settings: Settings) -> tuple[Value, str] | N
 def _components(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
     if _convolves(settings):
         return min(max(data.images // 4, 15), 40), "convolutions encode more than a few images can cover"
+    if not data.pixels:
+        return min(max(data.images // 15, 2), 15), "one for fifteen rows, 2 to 15"
     return None
 
 
@@ -162,9 +171,9 @@ def _decoder_bounds(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 def _bound_samples(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     if _convolves(settings):
         return 1, "decoding with convolutions is costly"
-    if data.features <= FEW or not data.pixels:
-        return 1, "more do not help with few numbers"
-    return 10, "a tighter bound"
+    if not data.pixels:
+        return 5, "a tighter bound"
+    return (1, "more do not help with few numbers") if data.features <= FEW else (10, "a tighter bound")
 
 
 def _samples(data: DataSummary, settings: Settings) -> tuple[Value, str]:
@@ -194,7 +203,9 @@ def _epochs(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     images = round(2 ** (round(2 * math.log2(data.images)) / 2))  # tasks of similar sizes get the same epochs
     per_epoch = -(-images // settings.training.batch_of(images))
     epochs = min(max(steps // per_epoch, FEWEST_EPOCHS), MOST_EPOCHS)
-    return epochs, f"about {round(epochs * per_epoch, -2):,} steps"
+    if not data.pixels:
+        epochs = min(epochs, max(EPOCHS_PER_ROW * images, FEWEST_EPOCHS))
+    return epochs, f"about {max(round(epochs * per_epoch, -2), 100):,} steps"
 
 
 def _early_stop(data: DataSummary, settings: Settings) -> tuple[Value, str]:
@@ -205,10 +216,17 @@ def _learning_rate(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     return (3e-3, "a small network") if data.features <= FEW else (1e-3, "safe for these networks")
 
 
-def _kl_warmup(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
-    if not data.pixels:
-        return None
+def _kl_warmup(data: DataSummary, settings: Settings) -> tuple[Value, str]:
     return settings.training.epochs // 10, "a tenth of the epochs, against collapse"
+
+
+def _input_noise(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
+    if data.pixels:
+        return None
+    for strength, rows in ((0.2, FEW_ROWS), (0.1, SOME_ROWS)):
+        if data.images < rows:
+            return strength, f"fewer than {rows:,} rows are learned by heart"
+    return 0.0, f"at least {SOME_ROWS:,} rows: enough without"
 
 
 def _deform(data: DataSummary, settings: Settings) -> tuple[Value, str] | None:
@@ -238,6 +256,8 @@ def _distill_weight(data: DataSummary, settings: Settings) -> tuple[Value, str]:
 
 
 def _distill_latents(data: DataSummary, settings: Settings) -> tuple[Value, str]:
+    if not data.pixels:
+        return 250, "rows are quick to decode"
     if data.features <= FEW or _convolves(settings):
         return 50, "small images" if data.features <= FEW else "decoding with convolutions is costly"
     return 250, "as many as images in a batch"
@@ -262,6 +282,7 @@ TASK: Mapping[str, Rule] = {
     "early_stop": _early_stop,
     "learning_rate": _learning_rate,
     "kl_warmup": _kl_warmup,
+    "input_noise": _input_noise,
     "deform": _deform,
     "mirror": _mirror,
     "boo_steps": _boo_steps,

@@ -2,8 +2,8 @@
 
 `mlp:WIDTH` takes any rows of numbers: `mlp:300` is the paper's network for MNIST, `mlp:1024` for the other two grey
 datasets. `gated:WIDTH` has gated layers (Dauphin et al., 2017), as in the literature on likelihoods of grey pictures.
-`linear:WIDTH` adds a linear map to each network of `mlp:WIDTH`, which starts at zero: what is linear in the columns of a
-table need not be learned by hidden units.
+`linear:WIDTH` adds a linear map to both networks of `mlp:WIDTH`, for tables, whose columns depend on each other mostly
+linearly.
 `conv:CHANNELS` is for pictures: `conv:32` on 3 x 32 x 32 is the paper's network for faces. `res:CHANNELS` has residual
 blocks and takes pictures of any size from 8 x 8 pixels (`residual.py`).
 """
@@ -34,7 +34,10 @@ class Nets(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """A body that computes features, then a head for the mean and the clamped log-variance of q(z | x)."""
+    """A body that computes features, then a head for the mean and the clamped log-variance of q(z | x).
+
+    With `inputs`, a linear map of these many numbers is added to the mean.
+    """
 
     def __init__(
         self, body: nn.Module, features: int, latent_dim: int, limits: tuple[float, float], inputs: int = 0
@@ -60,7 +63,7 @@ def hidden_layers(inputs: int, width: int, *, gated: bool) -> tuple[nn.Module, .
 
 
 class Beside(nn.Module):
-    """The sum of a network and of a linear map, which starts where the network's last layer is zero."""
+    """The sum of a network and of a linear map."""
 
     def __init__(self, network: nn.Module, inputs: int, outputs: int) -> None:
         super().__init__()
