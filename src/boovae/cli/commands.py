@@ -167,12 +167,11 @@ def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path 
 
 def serve(arguments: kinds.Serve) -> None:
     """Serve the page; the run folder is unlocked once the model is in memory."""
-    from boovae.serve import require_server
-    from boovae.serve import serve as run_server
-
-    require_server()
-    from boovae.serve.play import Player
-
+    try:
+        from boovae.serve.app import serve as run_server
+        from boovae.serve.play import Player
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is not installed: pip install 'boovae[serve]'") from None
     with _opened(arguments, arguments.device) as (run, trainer, _):
         player = Player(run, trainer, arguments.replica, arguments.samples)
     run_server(player, arguments.host, arguments.port)
