@@ -135,7 +135,7 @@ def export(arguments: kinds.Export) -> None:
 
 def report(arguments: kinds.Report) -> None:
     """Write the report."""
-    from boovae.report import write_csv
+    from boovae.report.matrices import write_csv
     from boovae.runs.reading import read_record
 
     if not arguments.runs:
@@ -154,7 +154,7 @@ def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path 
     The report of one run goes into its folder unless `out` names another file.
     """
     from boovae.bench.published import for_reports
-    from boovae.report import write_report
+    from boovae.report.page import write_report
     from boovae.runs.folder import RunFolder
     from boovae.runs.warnings import find_warnings
 
