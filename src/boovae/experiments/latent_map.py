@@ -134,11 +134,8 @@ def aggregated(posterior: DiagonalNormal, z: Tensor) -> Tensor:
 
 def prior_log_prob(trainer: Trainer, z: Tensor) -> Tensor:
     """Return the log-density of each replica's whole prior at z (R, m, L): (R, m)."""
-
-    def one(model: VAE, z: Tensor) -> Tensor:
-        return model.prior.forward(model.posterior).log_prob(z)
-
-    return trainer.replicas.map(one, z)
+    found: Tensor = trainer.replicas.map(lambda model, z: model.prior.forward(model.posterior).log_prob(z), z)
+    return found
 
 
 # --- the figure -----------------------------------------------------------------------------------------------------
