@@ -18,13 +18,12 @@ from boovae.bench.cells import Cell, plan
 from boovae.bench.figures import as_png, component_pictures, learned
 from boovae.bench.paper import Paper
 from boovae.bench.paper_tables import findings, table
-from boovae.bench.published import FACES_PAPER_METHODS
+from boovae.bench.published import FACES_PAPER_METHODS, numbers
 from boovae.bench.request import Request
 from boovae.bench.results import Measured
 from boovae.cli.main import main
 from boovae.methods.coreset import CoresetSettings
 from boovae.metrics.schema import to_json
-from boovae.report.printed import numbers
 from boovae.runs.data import load_data
 from faces import four_colours, write_celeba
 

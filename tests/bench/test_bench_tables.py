@@ -18,7 +18,7 @@ from bench_parts import made_up, paper_cell, request
 from boovae.bench.cells import Cell, plan
 from boovae.bench.figures import curves, sample_pictures
 from boovae.bench.paper_tables import Entry, differences, findings, table
-from boovae.bench.published import PAPER_METHODS
+from boovae.bench.published import PAPER_METHODS, Printed, numbers
 from boovae.bench.request import Request
 from boovae.bench.results import Measured, Spread, paired, spread
 from boovae.bench.studies import write
@@ -27,7 +27,6 @@ from boovae.boosting.fit import FitSettings
 from boovae.errors import InputError
 from boovae.methods.coreset import CoresetSettings
 from boovae.report.pictures import save_grid
-from boovae.report.printed import Printed, numbers
 
 
 def even(seen: int) -> list[float]:

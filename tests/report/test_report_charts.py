@@ -12,8 +12,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from boovae.bench.published import numbers
 from boovae.report.charts import Line, line_plot
-from boovae.report.printed import numbers
 from boovae.report.series import Series
 from boovae.report.svg import chart
 from made_up_run import make_run

@@ -17,13 +17,12 @@ from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
 from boovae.bench.paper_tables import Grid, beside, rows_of, title_of
-from boovae.bench.published import dataset_title
+from boovae.bench.published import dataset_title, is_distance
 from boovae.bench.results import Measured, Spread
 from boovae.bench.webpage import swatches
 from boovae.files import write_file
 from boovae.report.frame import environment, own_file
 from boovae.report.pictures import png
-from boovae.report.printed import is_distance
 from boovae.report.series import Series
 from boovae.report.svg import chart
 from boovae.runs.folder import RunFolder

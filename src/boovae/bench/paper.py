@@ -6,13 +6,12 @@ from boovae.bench import cells as grid
 from boovae.bench import paper_tables as tables
 from boovae.bench.figures import PER_TASK, as_png, curves, learned, panels, samples, write_sheet
 from boovae.bench.paper_tables import Grid, title_of
-from boovae.bench.published import DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, dataset_title
+from boovae.bench.published import DATASETS, FACES, FACES_METHODS, FACES_TASKS, METHODS, dataset_title, is_distance
 from boovae.bench.request import Request, file_name
 from boovae.bench.results import Measured, finished
 from boovae.bench.webpage import Chapter, Section
 from boovae.files import write_file
 from boovae.report.outputs import write_rows
-from boovae.report.printed import is_distance
 
 #: Titles of pictures.
 SAMPLES, COMPONENTS = "Samples of each method", "Learned components"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Literal, NamedTuple
 
-from boovae.bench.published import FACES, FACES_PAPER_METHODS, PAPER_METHODS, dataset_title
+from boovae.bench import published
+from boovae.bench.published import Printed, dataset_title, is_distance, numbers
 from boovae.bench.results import Measured, Spread, paired
-from boovae.report.printed import DECIMALS, Printed, is_distance, numbers
 
 TITLES = {"nll": "NLL", "diversity": "Diversity", "fid": "FID"}
 Better = Literal["ours", "paper", "same", ""]
@@ -57,7 +57,7 @@ def rows_of(measured: Measured, metric: str) -> range:
 
     The tables of grey images start at two tasks, that of faces at one. The diversity of a single class means nothing.
     """
-    alone = is_distance(metric) or (measured.dataset in FACES and metric == "nll")
+    alone = is_distance(metric) or (measured.dataset in published.FACES and metric == "nll")
     return range(1 if alone else min(2, measured.tasks), measured.tasks + 1)
 
 
@@ -145,7 +145,7 @@ def beside(measured: Measured, metric: str) -> dict[tuple[str, int], Printed]:
 def table(measured: Measured, metric: str) -> Table:
     """Return a metric's table."""
     printed, labels = beside(measured, metric), measured.labels
-    how = DECIMALS.get(metric, 1), not is_distance(metric)
+    how = published.DECIMALS.get(metric, 1), not is_distance(metric)
     rows = [
         (seen, [Entry(measured.spread(one, seen, metric), printed.get((one, seen)), *how) for one in labels])
         for seen in rows_of(measured, metric)
@@ -158,7 +158,7 @@ def table(measured: Measured, metric: str) -> Table:
 
 def findings(measured: Sequence[Measured], metrics: Sequence[str]) -> dict[str, str]:
     """Count the cells where each method is at or below the paper, and those where our default beats the whole paper."""
-    reached = (_reached(each, *one) for one in product(metrics, PAPER_METHODS) for each in measured)
+    reached = (_reached(each, *one) for one in product(metrics, published.PAPER_METHODS) for each in measured)
     ordered = (_ordered(each, metric) for each in measured for metric in filter(is_distance, metrics))
     wins: dict[str, list[bool]] = {}
     for name, good in chain(*reached, *map(_beaten, measured), *ordered):
@@ -195,7 +195,7 @@ def _ordered(measured: Measured, metric: str) -> Iterator[tuple[str, bool]]:
     for seen in rows_of(measured, metric):
         spreads = {label: measured.spread(label, seen, metric) for label in measured.labels}
         means = {label: spread.mean for label, spread in spreads.items() if spread}
-        others = [means[label] for label in FACES_PAPER_METHODS if label != "boo" and label in means]
+        others = [means[label] for label in published.FACES_PAPER_METHODS if label != "boo" and label in means]
         if "boo" in means and others:
             yield f"boo: {title_of(metric)} below every other method of the paper's table", means["boo"] < min(others)
         if "boo+distill" in means and "joint" in means:

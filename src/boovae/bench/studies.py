@@ -11,7 +11,7 @@ from typing import Any
 from boovae.bench.cells import BY_ARGUMENT, Cell
 from boovae.bench.executors import check_executor, make_executor
 from boovae.bench.paper import Paper
-from boovae.bench.published import dataset_title
+from boovae.bench.published import dataset_title, is_distance
 from boovae.bench.request import BenchOptions, Request, check_folder, file_name, open_folder
 from boovae.bench.results import Measured, Summary, by_dataset, finished, summary_path
 from boovae.bench.scheduler import Board, Matrix, stoppable
@@ -25,7 +25,6 @@ from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
 from boovae.metrics.features import check_present
 from boovae.replicas.devices import choose_device, named_device
-from boovae.report.printed import is_distance
 from boovae.runs.data import load_data
 
 Finished = Sequence[tuple[Cell, Summary]]

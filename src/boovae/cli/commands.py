@@ -149,10 +149,11 @@ def report(arguments: kinds.Report) -> None:
 
 
 def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write a report about one run or several, with warnings.
+    """Write a report about one run or several, with warnings and the paper's numbers.
 
     The report of one run goes into its folder unless `out` names another file.
     """
+    from boovae.bench.published import for_reports
     from boovae.report.page import write_report
     from boovae.runs.folder import RunFolder
     from boovae.runs.warnings import find_warnings
@@ -161,7 +162,7 @@ def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path 
         raise InputError("a report about several runs needs a file to write to: {out=compare.html}")
     out = out or RunFolder(folders[0]).report
     warnings = [[warning.text for warning in find_warnings(record)] for record in records]
-    return write_report(records, out, warnings=warnings)
+    return write_report(records, out, warnings=warnings, published=for_reports())
 
 
 def serve(arguments: kinds.Serve) -> None:

@@ -122,12 +122,13 @@ def _defaults(kind: Any, first: argparse.Namespace) -> Settings:
 
 def _first_look(words: list[str]) -> argparse.Namespace:
     """Parse the flags that decide the defaults of all others."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--dataset", "--method", "--preset"):
         parser.add_argument(flag)
     parser.add_argument("--config", type=Path)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--help-all", action="store_true")
+    parser.exit_on_error = False
     try:
         return parser.parse_known_args(words)[0]
     except argparse.ArgumentError as error:

@@ -134,8 +134,11 @@ def aggregated(posterior: DiagonalNormal, z: Tensor) -> Tensor:
 
 def prior_log_prob(trainer: Trainer, z: Tensor) -> Tensor:
     """Return the log-density of each replica's whole prior at z (R, m, L): (R, m)."""
-    found: Tensor = trainer.replicas.map(lambda model, z: model.prior.forward(model.posterior).log_prob(z), z)
-    return found
+
+    def one(model: VAE, z: Tensor) -> Tensor:
+        return model.prior.forward(model.posterior).log_prob(z)
+
+    return trainer.replicas.map(one, z)
 
 
 # --- the figure -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from boovae.metrics.schema import Floats
-from boovae.report.findings import published_for
+from boovae.report.findings import Published, published_for
 from boovae.report.matrices import Table
 from boovae.report.numbers import number, with_spread
 from boovae.report.run_record import RunRecord
@@ -163,21 +163,21 @@ def kind_of(run: RunRecord) -> Kind:
     return "joint" if "joint" in run.head.method.split("+") else "run"
 
 
-def curves(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Chart]:
+def curves(runs: Sequence[RunRecord], labels: Sequence[str], published: Published) -> list[Chart]:
     """Draw all numbers with a curve over the tasks seen, and published numbers for the same data and method."""
     drawn: dict[str, list[Line]] = {}
     beside: dict[str, list[Line]] = {}
     for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
         for title, (metric, series) in over_tasks(run, index).items():
             drawn.setdefault(title, []).append(Line(label, series, index, kind_of(run)))
-            beside.setdefault(title, []).extend(_published(run, metric, index))
+            beside.setdefault(title, []).extend(_published(run, metric, index, published))
     found = [line_plot(drawn[title] + beside[title], title, "tasks seen") for title in drawn]
     return [chart for chart in found if chart]
 
 
-def _published(run: RunRecord, metric: str, index: int) -> list[Line]:
+def _published(run: RunRecord, metric: str, index: int, published: Published) -> list[Line]:
     """Return the published line for a run, if there is one."""
-    found = {seen: published_for(run, metric, seen) for seen in range(1, run.planned + 1)}
+    found = {seen: published_for(run, metric, seen, published) for seen in range(1, run.planned + 1)}
     numbers = [(seen, number) for seen, number in found.items() if number]
     if not numbers:
         return []

@@ -1,6 +1,7 @@
 """Headline numbers of a run, beside published numbers if there are any."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,6 @@ from boovae.metrics.distances import distance_name
 from boovae.metrics.evaluation import Distances, Diversity, Evaluation
 from boovae.metrics.forgetting import not_judged, of_earlier
 from boovae.report.numbers import MISSING, change, duration, mean, number, percent, plus_minus, size
-from boovae.report.printed import DECIMALS, Printed, numbers
 from boovae.report.run_record import RunRecord
 
 #: Settings of the data for which there are published numbers.
@@ -17,6 +17,19 @@ USUAL: dict[str, str | None] = {"classes_per_task": "1", "binarize": "none", "li
 #: Stands for a number that was not measured.
 NOTHING = np.array([np.nan])
 UNMEASURED = "not measured on every task"
+
+
+class PublishedNumber(NamedTuple):
+    """A number of the paper: mean, deviation, the method's name there, and the printed decimals."""
+
+    mean: float
+    std: float
+    method: str
+    decimals: int
+
+
+#: Published numbers by metric, dataset, method and tasks seen.
+Published = Mapping[tuple[str, str, str, int], PublishedNumber]
 
 
 class Headline(NamedTuple):
@@ -27,17 +40,16 @@ class Headline(NamedTuple):
     detail: str
 
 
-def published_for(run: RunRecord, metric: str, seen: int) -> Printed | None:
+def published_for(run: RunRecord, metric: str, seen: int, published: Published) -> PublishedNumber | None:
     """Return the published number for the run's dataset and method after `seen` tasks; None if there is none.
 
     The paper has one class per task and unchanged grey values; for other data it has no numbers.
     """
     ours = {key: run.config.get(key, usual) for key, usual in USUAL.items()}
-    comparable = ours == USUAL and metric in DECIMALS
-    return numbers(metric).get((run.head.dataset, run.head.method, seen)) if comparable else None
+    return published.get((metric, run.head.dataset, run.head.method, seen)) if ours == USUAL else None
 
 
-def headlines(run: RunRecord) -> list[Headline]:
+def headlines(run: RunRecord, published: Published) -> list[Headline]:
     """Return the numbers after the last evaluated task; empty if there is no evaluation yet."""
     if not run.evaluations:
         return []
@@ -45,8 +57,8 @@ def headlines(run: RunRecord) -> list[Headline]:
     tasks = f"{last.learned} task{'s' if last.learned > 1 else ''}"
 
     def beside(metric: str) -> str:
-        paper = published_for(run, metric, last.learned)
-        return f"; the paper has {paper.mean:.{DECIMALS[metric]}f} ± {paper.std:g}" if paper else ""
+        paper = published_for(run, metric, last.learned, published)
+        return f"; the paper has {paper.mean:.{paper.decimals}f} ± {paper.std:g}" if paper else ""
 
     nll = last.nll.pooled if last.nll else NOTHING
     said = f"test images of {tasks}; lower is better{_effective(last)}{beside('nll')}"

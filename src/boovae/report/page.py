@@ -12,7 +12,7 @@ from boovae.errors import InputError
 from boovae.files import write_file
 from boovae.report.charts import curves, digest, gains, kind_of, plotly_script, training
 from boovae.report.components import rows
-from boovae.report.findings import Headline, headlines
+from boovae.report.findings import Headline, Published, headlines
 from boovae.report.frame import environment, own_file
 from boovae.report.latents import latent_map, task_legend
 from boovae.report.matrices import ledger, matrices
@@ -21,11 +21,14 @@ from boovae.report.run_record import RunRecord
 from boovae.report.series import COLOURS
 
 
-def write_report(runs: Sequence[RunRecord], out: Path, *, warnings: Sequence[Sequence[str]] = ()) -> Path:
+def write_report(
+    runs: Sequence[RunRecord], out: Path, *, warnings: Sequence[Sequence[str]] = (), published: Published | None = None
+) -> Path:
     """Write the page about these runs and return its path.
 
-    `warnings` holds for each run what to know before reading its numbers. The page makes no requests; without
-    JavaScript its tables replace the charts. The same runs and the same version of plotly give the same bytes.
+    `warnings` holds for each run what to know before reading its numbers, `published` the numbers to show beside them.
+    The page makes no requests; without JavaScript its tables replace the charts. The same runs and the same version of
+    plotly give the same bytes.
     """
     if not runs:
         raise InputError("no run given: name at least one run folder, as written by 'boovae train'")
@@ -35,7 +38,7 @@ def write_report(runs: Sequence[RunRecord], out: Path, *, warnings: Sequence[Seq
     plotly, plotly_digest = plotly_script()
     page = environment().get_template("report/page.html")
     text = page.render(
-        _content(runs, warnings or [()] * len(runs)),
+        _content(runs, warnings or [()] * len(runs), published or {}),
         style=own_file("style.css"),
         script=script,
         digests=(digest(script.encode("utf-8")), plotly_digest),
@@ -46,10 +49,10 @@ def write_report(runs: Sequence[RunRecord], out: Path, *, warnings: Sequence[Seq
     return out
 
 
-def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]]) -> dict[str, Any]:
+def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]], published: Published) -> dict[str, Any]:
     """Return everything the parts of the page show."""
     labels = _labels(runs)
-    charts = curves(runs, labels)
+    charts = curves(runs, labels, published)
     return {
         "title": "Comparison of runs" if len(runs) > 1 else labels[0],
         "runs": [
@@ -60,7 +63,7 @@ def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]]) -> di
                 "dashed": index >= COLOURS,
                 "about": _about(run),
                 "joint": kind_of(run) == "joint",
-                "headlines": headlines(run),
+                "headlines": headlines(run, published),
                 "components": rows(run),
                 "gains": gains(run),
                 "latents": latent_map(run),
@@ -70,7 +73,7 @@ def _content(runs: Sequence[RunRecord], warnings: Sequence[Sequence[str]]) -> di
             }
             for index, (run, label) in enumerate(zip(runs, labels, strict=True))
         ],
-        "headline_table": _headline_table(runs),
+        "headline_table": _headline_table(runs, published),
         "notices": _notices(runs, labels, warnings),
         "curves": charts,
         "paper": any(line.kind == "paper" for chart in charts for line in chart.lines),
@@ -142,12 +145,12 @@ def _remarks(runs: Sequence[RunRecord]) -> list[str]:
     return remarks
 
 
-def _headline_table(runs: Sequence[RunRecord]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _headline_table(runs: Sequence[RunRecord], published: Published) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return each label with a (value, detail) per run."""
     bound = next((run for run in runs if kind_of(run) == "joint"), None)
     columns = []
     for run in runs:
-        lines = headlines(run)
+        lines = headlines(run, published)
         if bound is not None and lines:
             lines.insert(1, _above(run, bound))
         columns.append({line.label: (line.value, line.detail) for line in lines})
