@@ -34,7 +34,7 @@ from boovae.config import Settings
 from boovae.data import load_stream, read_folder, read_idx, read_npz, write_idx
 from boovae.errors import BoovaeError, RunError
 from boovae.methods import resolve
-from boovae.report import write_csv
+from boovae.report.matrices import write_csv
 from boovae.runs.extend import extend
 from boovae.runs.reading import read_record
 from boovae.runs.run import Run

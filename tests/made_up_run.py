@@ -15,7 +15,7 @@ from boovae.data import ImageSpec
 from boovae.methods import REGISTRY, is_method, resolve
 from boovae.metrics.evaluation import read_evaluation
 from boovae.metrics.schema import to_json
-from boovae.report import save_grid
+from boovae.report.pictures import save_grid
 from boovae.runs.environment import environment
 from boovae.runs.folder import RunFolder
 from boovae.runs.train import run_event

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from boovae.cli.commands import write_page
 from boovae.data import Stream
-from boovae.report import write_csv as csv_of_record
+from boovae.report.matrices import write_csv as csv_of_record
 from boovae.runs.reading import read_record
 from boovae.training.checkpoint import load_checkpoint
 from boovae.training.events import Event

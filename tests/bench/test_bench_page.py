@@ -15,7 +15,7 @@ from boovae.bench.figures import sample_pictures
 from boovae.bench.published import METHODS
 from boovae.bench.results import Measured
 from boovae.bench.studies import write
-from boovae.report import save_grid
+from boovae.report.pictures import save_grid
 from conftest import watched
 
 if TYPE_CHECKING:

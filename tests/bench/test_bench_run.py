@@ -24,7 +24,7 @@ from boovae.bench import executors
 from boovae.bench import scheduler as matrix_module
 from boovae.bench import studies as bench
 from boovae.bench.cells import Cell, plan
-from boovae.bench.executors import Executor, Local, Remote, Slurm
+from boovae.bench.executors import Executor, Handle, Local, Slurm
 from boovae.bench.results import read_summary, summary_path
 from boovae.bench.scheduler import Board, Matrix
 from boovae.bench.worker import Answer, Job, lock_of, work
@@ -230,8 +230,8 @@ def test_work_that_failed_on_a_cluster_is_told_from_a_lost_worker(error: Excepti
     def result() -> Answer:
         raise error
 
-    assert Remote(lambda: True, result, lambda: None, failed=BrokenError, lost=GoneError).poll() == answer
-    assert Remote(lambda: False, result, lambda: None, failed=BrokenError, lost=GoneError).poll() is None
+    assert Handle(lambda: True, result, lambda: None, failed=BrokenError, lost=GoneError).poll() == answer
+    assert Handle(lambda: False, result, lambda: None, failed=BrokenError, lost=GoneError).poll() is None
 
 
 def test_slurm_jobs_do_the_same(tmp_path: Path) -> None:

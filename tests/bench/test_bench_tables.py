@@ -26,7 +26,7 @@ from boovae.bench.sweeps import COMPONENTS, CORESET_SIZE
 from boovae.boosting.fit import FitSettings
 from boovae.errors import InputError
 from boovae.methods.coreset import CoresetSettings
-from boovae.report import save_grid
+from boovae.report.pictures import save_grid
 
 
 def even(seen: int) -> list[float]:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from rich.progress import ProgressColumn
 
-from boovae.bench.scheduler import LiveBoard
+from boovae.bench.scheduler import Board
 from boovae.cli.arguments import Train
 from boovae.cli.main import VERBS, main
 from boovae.cli.terminal import print_rows
@@ -380,7 +380,7 @@ def test_names_of_the_user_are_no_markup(capsys: pytest.CaptureFixture[str]) -> 
     name = "[/b] [old] :cat:"
     print_rows(("task",), [(name,)])
     assert capsys.readouterr().out.splitlines()[1].strip() == name
-    for bars, column in ((Live()._bars, 3), (LiveBoard(Path())._bars, 0)):
+    for bars, column in ((Live()._bars, 3), (Board(Path())._bars, 0)):
         bars.stop()
         bars.add_task(name, text=name)
         shown = bars.columns[column]

@@ -13,14 +13,17 @@ import torch
 from PIL import Image
 
 from boovae.cli.main import main
-from boovae.experiments.toy import Boosting, Fit, make_target
+from boovae.experiments.options import ToyOptions
+from boovae.experiments.toy import Fit, make_target
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def fits() -> dict[str, Fit]:
-    return {name: Boosting("gaussians", name, [0, 1], CPU, steps=80).run() for name in ("literal", "floor", "forward")}
+    return {
+        name: Fit("gaussians", name, ToyOptions(steps=80, replicas=2), CPU) for name in ("literal", "floor", "forward")
+    }
 
 
 def test_both_safeguards_find_the_second_group_and_the_literal_objective_runs_away(fits: dict[str, Fit]) -> None:
@@ -48,12 +51,12 @@ def test_the_divergence_is_the_integral(fits: dict[str, Fit]) -> None:
 
 
 def test_a_seed_among_others_equals_the_same_seed_alone(fits: dict[str, Fit]) -> None:
-    alone = Boosting("gaussians", "forward", [1], CPU, steps=80).run()
+    alone = Fit("gaussians", "forward", ToyOptions(steps=80, replicas=1, seed=1), CPU)
     torch.testing.assert_close(alone.mixtures[1].mean[0], fits["forward"].mixtures[1].mean[1], rtol=1e-4, atol=1e-4)
 
 
 def test_more_components_come_nearer_to_the_ring() -> None:
-    fit = Boosting("ring", "forward", [0], CPU, steps=40).run(5)
+    fit = Fit("ring", "forward", ToyOptions(steps=40, replicas=1, components=5), CPU)
     assert fit.divergence[4].item() < fit.divergence[1].item() < fit.divergence[0].item()
     assert fit.divergence[4].item() < 1
 

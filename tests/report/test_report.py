@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
 
-import boovae.report
+import boovae.report.page
 from boovae.errors import InputError
 from made_up_run import Page, make_run
 from run_folders import events, write_csv, write_report
@@ -254,7 +254,7 @@ def test_wrong_shapes_name_the_line_and_the_key(tmp_path: Path, change: dict[str
 
 def test_missing_things_are_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no run given"):
-        boovae.report.write_report([], tmp_path / "page.html")
+        boovae.report.page.write_report([], tmp_path / "page.html")
     with pytest.raises(InputError, match="nowhere is not a folder: give a run folder"):
         write_report([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from boovae.errors import InputError
-from boovae.report import grid
-from boovae.report.pictures import png
+from boovae.report.pictures import grid, png
 from made_up_run import Page, make_run
 from run_folders import write_report
 

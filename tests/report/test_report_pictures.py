@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from boovae.errors import InputError
-from boovae.report import grid, save_grid
-from boovae.report.pictures import gallery
+from boovae.report.pictures import gallery, grid, save_grid
 
 
 def test_tiles_lie_row_by_row_with_a_pixel_between() -> None:

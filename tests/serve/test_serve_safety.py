@@ -23,8 +23,7 @@ from boovae.cli.main import main
 from boovae.errors import InputError
 from boovae.runs.run import Run
 from boovae.runs.train import load_trainer
-from boovae.serve import serve
-from boovae.serve.app import HEADERS, REQUEST_BYTES, UPLOAD_BYTES
+from boovae.serve.app import HEADERS, REQUEST_BYTES, UPLOAD_BYTES, serve
 from boovae.serve.play import MOST_PIXELS, Player
 from fuzz_requests import fuzz
 from run_folders import content
@@ -253,6 +252,7 @@ def test_what_cannot_be_served_is_refused(
         port = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}" in refusal(folder, "--port", str(port))
     monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "boovae.serve.app")
     assert "pip install 'boovae[serve]'" in refusal(folder)
 
 

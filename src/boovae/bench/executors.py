@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,14 +35,31 @@ MINUTES = 60
 CONNECT = 5.0
 
 
-class Handle(Protocol):
-    """A submitted job."""
+@dataclass
+class Handle:
+    """A submitted job; `cancel` asks its worker to stop.
+
+    `result` raises `failed` if the work raised an error, and `lost` if the worker is gone: it was killed, ran out of
+    time, or was on a machine that went down.
+    """
+
+    done: Callable[[], bool]
+    result: Callable[[], Answer]
+    cancel: Callable[[], None]
+    failed: type[Exception] | tuple[()] = ()
+    lost: type[Exception] | tuple[()] = ()
 
     def poll(self) -> Answer | None:
         """Return the job's answer; None while it runs."""
-
-    def cancel(self) -> None:
-        """Ask the worker to stop."""
+        if not self.done():
+            return None
+        try:
+            return self.result()
+        except self.failed as error:
+            return {"state": "failed", "error": str(error).strip().splitlines()[-1]}
+        except self.lost as error:
+            first = next(iter(str(error).strip().splitlines()), "")
+            return {"state": "lost", "error": f"{type(error).__name__}: {first}"}
 
 
 class Executor(Protocol):
@@ -77,7 +95,10 @@ def make_executor(request: Request, cells: int) -> Executor:
 
 
 class Local:
-    """A process per cell: one per GPU, or several that share it; without GPUs, one per core."""
+    """A process per cell: one per GPU, or several that share it; without GPUs, one per core.
+
+    If the bench dies, its processes continue and keep their cells locked.
+    """
 
     def __init__(self, request: Request, cells: int) -> None:
         self._places = _places(request.device)
@@ -87,13 +108,13 @@ class Local:
         fitting = len(self._places) * int(1 / share + 0.1) if self._places else cores
         self.slots = request.workers or fitting
         self._threads = str(max(1, cores // self.slots))
-        self._running: list[_Process] = []
+        self._running: list[tuple[subprocess.Popen[bytes], str | None]] = []  # with their GPUs
 
     def submit(self, job: Job) -> Handle:
         """Start a process on the GPU that has the fewest."""
-        self._running = [one for one in self._running if one.process.poll() is None]
+        self._running = [(process, place) for process, place in self._running if process.poll() is None]
         environment = {"OMP_NUM_THREADS": self._threads, **os.environ, "PYTHONPATH": _search_path()}
-        place = min(self._places, key=[one.place for one in self._running].count, default=None)
+        place = min(self._places, key=[place for _, place in self._running].count, default=None)
         if place is not None:
             environment["CUDA_VISIBLE_DEVICES"] = place
         words = [sys.executable, "-m", "boovae.bench.worker", json.dumps(job)]
@@ -101,37 +122,24 @@ class Local:
             process = subprocess.Popen(
                 words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
             )
-        self._running.append(_Process(process, place))
-        return self._running[-1]
+        self._running.append((process, place))
+        # Once terminated, a run writes a checkpoint before it ends.
+        return Handle(lambda: process.poll() is not None, partial(_answer, process), process.terminate)
 
     def close(self) -> None:
         """Wait for the processes that were asked to stop; they write a checkpoint first."""
-        for one in self._running:
-            one.process.wait()
+        for process, _ in self._running:
+            process.wait()
 
 
-@dataclass
-class _Process:
-    """A cell in its own process. If the bench dies, the process continues and keeps its cell locked."""
-
-    process: subprocess.Popen[bytes]
-    place: str | None
-
-    def poll(self) -> Answer | None:
-        """Return the answer that the process printed; if it printed none, it died."""
-        code = self.process.poll()
-        if code is None:
-            return None
-        output, _ = self.process.communicate()
-        if output.strip():
-            return msgspec.json.decode(output.splitlines()[-1], type=Answer)
-        if code < 0:
-            return {"state": "lost", "error": f"its process was killed ({signal.Signals(-code).name})"}
-        return {"state": "failed", "error": f"its process ended with code {code}"}
-
-    def cancel(self) -> None:
-        """Terminate the process; the run writes a checkpoint before it ends."""
-        self.process.terminate()
+def _answer(process: subprocess.Popen[bytes]) -> Answer:
+    """Return the answer that a process printed; if it printed none, it died."""
+    output, _ = process.communicate()
+    if output.strip():
+        return msgspec.json.decode(output.splitlines()[-1], type=Answer)
+    if process.returncode < 0:
+        return {"state": "lost", "error": f"its process was killed ({signal.Signals(-process.returncode).name})"}
+    return {"state": "failed", "error": f"its process ended with code {process.returncode}"}
 
 
 def _places(device: str) -> list[str]:
@@ -147,32 +155,6 @@ def _search_path() -> str:
 
 
 # --- clusters -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Remote:
-    """A job on a cluster: `result` raises `failed` if the work raised an error, and `lost` if the worker is gone.
-
-    A worker is gone if it was killed, ran out of time, or was on a machine that went down.
-    """
-
-    done: Callable[[], bool]
-    result: Callable[[], Answer]
-    cancel: Callable[[], None]
-    failed: type[Exception]
-    lost: type[Exception]
-
-    def poll(self) -> Answer | None:
-        """Return the job's answer; None while it runs."""
-        if not self.done():
-            return None
-        try:
-            return self.result()
-        except self.failed as error:
-            return {"state": "failed", "error": str(error).strip().splitlines()[-1]}
-        except self.lost as error:
-            first = next(iter(str(error).strip().splitlines()), "")
-            return {"state": "lost", "error": f"{type(error).__name__}: {first}"}
 
 
 class Ray:
@@ -202,7 +184,7 @@ class Ray:
         """Queue a task."""
         ray, errors = self._ray, self._ray.exceptions
         task = self._work.remote(job)
-        return Remote(
+        return Handle(
             done=lambda: bool(ray.wait([task], timeout=0)[0]),
             result=lambda: ray.get(task),
             cancel=lambda: ray.cancel(task),  # its last checkpoint is at most half a minute old
@@ -252,7 +234,7 @@ class Slurm:
     def submit(self, job: Job) -> Handle:
         """Queue a job."""
         task, errors = self._executor.submit(work, job), self._submitit.core.utils
-        return Remote(task.done, task.result, task.cancel, errors.FailedJobError, errors.UncompletedJobError)
+        return Handle(task.done, task.result, task.cancel, errors.FailedJobError, errors.UncompletedJobError)
 
     def close(self) -> None:
         """Do nothing: no resource is held."""

@@ -10,6 +10,7 @@ import boovae
 from boovae.bench.published import FACES, FACES_FEATURES, distances
 from boovae.errors import InputError, unknown_name
 from boovae.files import write_file
+from boovae.report.outputs import prepared
 
 #: Format version of a folder of cells or results.
 FORMAT = 1
@@ -120,8 +121,6 @@ def file_name(dataset: str) -> str:
 
 def open_folder(folder: Path, argument: str, kind: str) -> None:
     """Create a folder for a bench to write to; refuse one of another version or with other content."""
-    from boovae.report.outputs import prepared
-
     check_folder(folder, argument, kind)
     prepared(folder, argument)
     if not (folder / MARKER).exists():

@@ -3,8 +3,6 @@
 A record may be copied between machines and read years later: nothing in it is trusted.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +34,66 @@ DAMAGED = f"the record is damaged: {AGAIN}"
 Picture = Annotated[str, msgspec.Meta(pattern="^iVBORw0KGgo")]
 #: Number of bootstrap resamples, and the quantiles at the ends of the interval.
 RESAMPLES, EDGES = 10_000, ((1 - 0.95) / 2, (1 + 0.95) / 2)
+
+
+# --- statistics over seeds ------------------------------------------------------------------------------------------
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation (n - 1) over `seeds` seeds; the deviation of one seed is NaN."""
+
+    mean: float
+    std: float
+    seeds: int
+
+    @property
+    def record(self) -> tuple[str, str, int]:
+        """Mean, deviation and seeds as written to a table; one seed has no deviation."""
+        return f"{self.mean:.6g}", f"{self.std:.6g}" if math.isfinite(self.std) else "", self.seeds
+
+    def text(self, decimals: int) -> str:
+        """Write mean (deviation) with these decimals.
+
+        >>> Spread(247.0, 2.36776, 5).text(1), Spread(-0.00235377, math.nan, 1).text(1)
+        ('247.0 (2.4)', '0.0')
+        """
+        deviation = f" ({self.std:.{decimals}f})" if math.isfinite(self.std) else ""
+        return f"{round(self.mean, decimals) + 0.0:.{decimals}f}{deviation}"  # no minus zero
+
+
+class Difference(NamedTuple):
+    """Mean of the differences by seed, and its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return mean and deviation of the finite values.
+
+    >>> spread([1.0, 2.0, 3.0])
+    Spread(mean=2.0, std=1.0, seeds=3)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    return Spread(float(mean(array)), float(deviation(array)), int(np.isfinite(array).sum()))
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Return ours minus theirs over the seeds that both have; None for fewer than two, which have no spread.
+
+    Runs of the same seed share data order and noise, so differences by seed vary less than the numbers themselves. The
+    interval is the percentile bootstrap of the mean over seeds, always with the same resamples. With few seeds it is
+    too narrow: the true uncertainty is larger.
+    """
+    differences = np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs)])
+    differences = differences[np.isfinite(differences)]
+    if len(differences) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
+    low, high = np.quantile(differences[drawn].mean(axis=1), EDGES)
+    return Difference(float(differences.mean()), float(low), float(high), len(differences))
 
 
 # --- the record of a cell -------------------------------------------------------------------------------------------
@@ -200,63 +258,3 @@ def cell_rows(cell: Cell, summary: Summary) -> Iterator[Row]:
         for seed, row in zip(summary["seeds"], terms, strict=False):
             for place, term in filter(lambda pair: math.isfinite(pair[1]), enumerate(row)):
                 yield evaluation.learned * together, "diversity_term", place, seed, term
-
-
-# --- statistics over seeds ------------------------------------------------------------------------------------------
-
-
-class Spread(NamedTuple):
-    """Mean and sample standard deviation (n - 1) over `seeds` seeds; the deviation of one seed is NaN."""
-
-    mean: float
-    std: float
-    seeds: int
-
-    @property
-    def record(self) -> tuple[str, str, int]:
-        """Mean, deviation and seeds as written to a table; one seed has no deviation."""
-        return f"{self.mean:.6g}", f"{self.std:.6g}" if math.isfinite(self.std) else "", self.seeds
-
-    def text(self, decimals: int) -> str:
-        """Write mean (deviation) with these decimals.
-
-        >>> Spread(247.0, 2.36776, 5).text(1), Spread(-0.00235377, math.nan, 1).text(1)
-        ('247.0 (2.4)', '0.0')
-        """
-        deviation = f" ({self.std:.{decimals}f})" if math.isfinite(self.std) else ""
-        return f"{round(self.mean, decimals) + 0.0:.{decimals}f}{deviation}"  # no minus zero
-
-
-class Difference(NamedTuple):
-    """Mean of the differences by seed, and its 95 % bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-    seeds: int
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return mean and deviation of the finite values.
-
-    >>> spread([1.0, 2.0, 3.0])
-    Spread(mean=2.0, std=1.0, seeds=3)
-    """
-    array = np.asarray(values, dtype=np.float64)
-    return Spread(float(mean(array)), float(deviation(array)), int(np.isfinite(array).sum()))
-
-
-def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Return ours minus theirs over the seeds that both have; None for fewer than two, which have no spread.
-
-    Runs of the same seed share data order and noise, so differences by seed vary less than the numbers themselves. The
-    interval is the percentile bootstrap of the mean over seeds, always with the same resamples. With few seeds it is
-    too narrow: the true uncertainty is larger.
-    """
-    differences = np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs)])
-    differences = differences[np.isfinite(differences)]
-    if len(differences) < 2:
-        return None
-    drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
-    low, high = np.quantile(differences[drawn].mean(axis=1), EDGES)
-    return Difference(float(differences.mean()), float(low), float(high), len(differences))

@@ -3,8 +3,6 @@
 Progress goes to stderr: live bars on a terminal, plain lines elsewhere.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 import sys
@@ -40,6 +38,110 @@ LINE_INTERVAL = 30.0
 COUNT_INTERVAL = 1.0
 #: How many running cells are named.
 NAMED = 8
+
+
+# --- progress on stderr ---------------------------------------------------------------------------------------------
+
+
+class Board:
+    """Counts tasks, those of finished cells and those that running cells have evaluated, and shows how many there are.
+
+    On a terminal there is a bar for the whole matrix and one for each running cell; elsewhere, a plain line for each
+    event and one every half minute; nothing if `quiet`.
+    """
+
+    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
+        self.folder, self.quiet = folder, quiet
+        self._cells: dict[str, Cell] = {}
+        self._tasks: dict[str, int] = {}  # done, by cell
+        self._finished, self._failed = set[str](), set[str]()
+        self._began, self._before, self._counted, self._said = time.monotonic(), 0, 0.0, 0.0
+        title, text = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[text]}")
+        columns = title, BarColumn(bar_width=24), text, TimeElapsedColumn()
+        live = sys.stderr.isatty() and not quiet
+        self._bars = Progress(*columns, console=Console(stderr=True), transient=True, disable=not live)
+        self._bars.start()
+        self._whole = self._bars.add_task("bench", text="")
+        self._rows = [self._bars.add_task("", text="", visible=False) for _ in range(NAMED)]
+
+    def begin(self, cells: Sequence[Cell], waiting: Iterable[Cell]) -> None:
+        """Start counting: all cells, and those of them that are not finished."""
+        self._cells = {cell.name: cell for cell in cells}
+        self._finished = set(self._cells) - {cell.name for cell in waiting}
+        self._count()
+        self._began, self._before = time.monotonic(), self.done
+
+    def show(self, running: Sequence[Cell]) -> None:
+        """Show the progress of the running cells; other processes may run some of the rest."""
+        if time.monotonic() - self._counted >= COUNT_INTERVAL:
+            self._count()
+        self._bars.update(self._whole, completed=self.done, total=self.total, text=self.counted)
+        for row in self._rows[len(running) :]:
+            self._bars.update(row, visible=False)
+        for row, cell in zip(self._rows, running, strict=False):
+            done, total = self._tasks[cell.name], cell.tasks
+            text = f"{done} of {total} tasks"
+            self._bars.update(row, visible=True, description=cell.title, completed=done, total=total, text=text)
+        if self._bars.disable and time.monotonic() - self._said >= LINE_INTERVAL:
+            named = ", ".join(f"{cell.title} {self._tasks[cell.name]}/{cell.tasks}" for cell in running[:NAMED])
+            more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
+            self.note(f"{self.counted}; {f'running: {named}{more}' if running else 'waiting for other processes'}")
+
+    def finished(self, cell: Cell) -> None:
+        """Count a cell as finished."""
+        self._finished.add(cell.name)
+        self._tasks[cell.name] = cell.tasks
+        self.note(f"{cell.title} finished: {self.counted}")
+
+    def failed(self, cell: Cell, error: str) -> None:
+        """Count a cell as failed; the others continue."""
+        self._failed.add(cell.name)
+        self.note(f"{cell.title} failed: {error}")
+
+    def note(self, text: str) -> None:
+        """Print a line that stays on the screen, above the bars if there are any."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+        self._said = time.monotonic()
+
+    def close(self) -> None:
+        """Remove the bars."""
+        self._bars.stop()
+
+    @property
+    def counted(self) -> str:
+        """The progress of the bench, and an estimate of the time left."""
+        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
+        return f"{len(self._finished)} of {len(self._cells)} cells, {self.done} of {self.total} tasks{left}"
+
+    @property
+    def done(self) -> int:
+        """Tasks that are finished."""
+        return sum(self._tasks.values())
+
+    @property
+    def total(self) -> int:
+        """Tasks of all cells."""
+        return sum(cell.tasks for cell in self._cells.values())
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds for the rest at the pace so far; None until there is a pace."""
+        done_now = self.done - self._before
+        left = sum(cell.tasks - self._tasks[name] for name, cell in self._cells.items() if name not in self._failed)
+        if done_now <= 0 or left <= 0:
+            return None
+        return float(math.ceil((time.monotonic() - self._began) * left / done_now))
+
+    def _count(self) -> None:
+        """Count the tasks of every cell: a run writes a picture after each."""
+        self._counted = time.monotonic()
+        for name, cell in self._cells.items():
+            pictures = cell.tasks if name in self._finished else len(RunFolder(self.folder / name).sample_grids())
+            self._tasks[name] = min(pictures * cell.together, cell.tasks)
+
+
+# --- the cells --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -166,135 +268,3 @@ def stoppable(folder: Path) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if stops else handler)
-
-
-# --- progress on stderr ---------------------------------------------------------------------------------------------
-
-
-class Board:
-    """Counts without output, in tasks: those of finished cells, and those that running cells have evaluated."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._cells: dict[str, Cell] = {}
-        self._tasks: dict[str, int] = {}  # done, by cell
-        self._finished, self._failed = set[str](), set[str]()
-        self._began, self._before, self._counted = time.monotonic(), 0, 0.0
-
-    def begin(self, cells: Sequence[Cell], waiting: Iterable[Cell]) -> None:
-        """Start counting: all cells, and those of them that are not finished."""
-        self._cells = {cell.name: cell for cell in cells}
-        self._finished = set(self._cells) - {cell.name for cell in waiting}
-        self._count()
-        self._began, self._before = time.monotonic(), self.done
-
-    def show(self, running: Sequence[Cell]) -> None:
-        """Show the progress of the running cells; other processes may run some of the rest."""
-        if time.monotonic() - self._counted >= COUNT_INTERVAL:
-            self._count()
-
-    def finished(self, cell: Cell) -> None:
-        """Count a cell as finished."""
-        self._finished.add(cell.name)
-        self._tasks[cell.name] = cell.tasks
-        self.note(f"{cell.title} finished: {self.counted}")
-
-    def failed(self, cell: Cell, error: str) -> None:
-        """Count a cell as failed; the others continue."""
-        self._failed.add(cell.name)
-        self.note(f"{cell.title} failed: {error}")
-
-    def note(self, text: str) -> None:
-        """Print a line that stays on the screen."""
-
-    def close(self) -> None:
-        """Remove the display."""
-
-    @property
-    def counted(self) -> str:
-        """The progress of the bench, and an estimate of the time left."""
-        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
-        return f"{len(self._finished)} of {len(self._cells)} cells, {self.done} of {self.total} tasks{left}"
-
-    @property
-    def done(self) -> int:
-        """Tasks that are finished."""
-        return sum(self._tasks.values())
-
-    @property
-    def total(self) -> int:
-        """Tasks of all cells."""
-        return sum(cell.tasks for cell in self._cells.values())
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds for the rest at the pace so far; None until there is a pace."""
-        done_now = self.done - self._before
-        left = sum(cell.tasks - self._tasks[name] for name, cell in self._cells.items() if name not in self._failed)
-        if done_now <= 0 or left <= 0:
-            return None
-        return float(math.ceil((time.monotonic() - self._began) * left / done_now))
-
-    def _count(self) -> None:
-        """Count the tasks of every cell: a run writes a picture after each."""
-        self._counted = time.monotonic()
-        for name, cell in self._cells.items():
-            pictures = cell.tasks if name in self._finished else len(RunFolder(self.folder / name).sample_grids())
-            self._tasks[name] = min(pictures * cell.together, cell.tasks)
-
-
-class LineBoard(Board):
-    """A plain line for each event, and one every half minute."""
-
-    _last = 0.0
-
-    def show(self, running: Sequence[Cell]) -> None:
-        """Print the progress of the running cells, if the last line is old enough."""
-        super().show(running)
-        if time.monotonic() - self._last >= LINE_INTERVAL:
-            named = ", ".join(f"{cell.title} {self._tasks[cell.name]}/{cell.tasks}" for cell in running[:NAMED])
-            more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
-            self.note(f"{self.counted}; {f'running: {named}{more}' if running else 'waiting for other processes'}")
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=sys.stderr, flush=True)
-        self._last = time.monotonic()
-
-
-class LiveBoard(Board):
-    """A bar for the whole matrix and one for each running cell."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        title = TextColumn("{task.description}", markup=False)
-        columns = title, BarColumn(bar_width=24), TextColumn("{task.fields[text]}")
-        self._bars = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-        self._bars.start()
-        self._whole = self._bars.add_task("bench", text="")
-        self._rows = [self._bars.add_task("", text="", visible=False) for _ in range(NAMED)]
-
-    def show(self, running: Sequence[Cell]) -> None:
-        """Update the bars."""
-        super().show(running)
-        self._bars.update(self._whole, completed=self.done, total=self.total, text=self.counted)
-        for row in self._rows[len(running) :]:
-            self._bars.update(row, visible=False)
-        for row, cell in zip(self._rows, running, strict=False):
-            done, total = self._tasks[cell.name], cell.tasks
-            text = f"{done} of {total} tasks"
-            self._bars.update(row, visible=True, description=cell.title, completed=done, total=total, text=text)
-
-    def note(self, text: str) -> None:
-        """Print a line above the bars."""
-        self._bars.console.print(text, highlight=False, markup=False)
-
-    def close(self) -> None:
-        """Remove the bars."""
-        self._bars.stop()
-
-
-def make_board(folder: Path, *, quiet: bool) -> Board:
-    """Return live bars if stderr is a terminal, plain lines if not."""
-    kind = Board if quiet else LiveBoard if sys.stderr.isatty() else LineBoard
-    return kind(folder)

@@ -14,7 +14,7 @@ from boovae.bench.paper import Paper
 from boovae.bench.published import dataset_title, is_distance
 from boovae.bench.request import BenchOptions, Request, check_folder, file_name, open_folder
 from boovae.bench.results import Measured, Summary, by_dataset, finished, summary_path
-from boovae.bench.scheduler import Matrix, make_board, stoppable
+from boovae.bench.scheduler import Board, Matrix, stoppable
 from boovae.bench.sweeps import COMPONENTS, CORESET_SIZE, Sweep
 from boovae.bench.webpage import render
 from boovae.bench.worker import make_job
@@ -163,7 +163,7 @@ def _run(request: Request, cells: Sequence[Cell]) -> dict[str, str]:
     """Run the cells that are not finished; return the errors of those that failed."""
     for name in {name for dataset in request.datasets for name in request.features_of(dataset)}:
         check_present(name)
-    with closing(make_board(request.out, quiet=request.quiet)) as board:
+    with closing(Board(request.out, quiet=request.quiet)) as board:
         executor = make_executor(request, len(cells))  # before `stoppable`: Ray installs its own handler of SIGTERM
         with stoppable(request.out), closing(executor):
             matrix = Matrix(cells, request.out, executor, partial(make_job, request=request), board)

@@ -87,7 +87,10 @@ def work(job: Job) -> Answer:
     except Timeout:
         return {"state": "busy", "error": ""}
     except Exception as error:  # becomes the answer: one bad cell must not stop the others
-        return _error_answer(error)
+        text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
+        # A full disk affects all cells, a stopped worker is not a failure.
+        full = any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error))
+        return {"state": "full" if full else "lost" if _was_stopped(error) else "failed", "error": text}
 
 
 def _run(job: Job, cell: Cell, folder: Path) -> Answer:
@@ -125,13 +128,6 @@ def summarise(run: Path, settings: Settings) -> Summary:
         "components": component_pictures(run),
         "seconds": {what: sum(getattr(time, f"{what}_seconds") for time in timings) for what in ("train", "evaluate")},
     }
-
-
-def _error_answer(error: BaseException) -> Answer:
-    """Return the answer for an error: a full disk affects all cells, a stopped worker is not a failure."""
-    text = str(error) if isinstance(error, BoovaeError) else f"{type(error).__name__}: {error}"
-    full = any(isinstance(cause, OSError) and cause.errno in NO_ROOM for cause in _causes(error))
-    return {"state": "full" if full else "lost" if _was_stopped(error) else "failed", "error": text}
 
 
 def _was_stopped(error: BaseException) -> bool:

@@ -135,7 +135,7 @@ def export(arguments: kinds.Export) -> None:
 
 def report(arguments: kinds.Report) -> None:
     """Write the report."""
-    from boovae.report import write_csv
+    from boovae.report.matrices import write_csv
     from boovae.runs.reading import read_record
 
     if not arguments.runs:
@@ -154,7 +154,7 @@ def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path 
     The report of one run goes into its folder unless `out` names another file.
     """
     from boovae.bench.published import for_reports
-    from boovae.report import write_report
+    from boovae.report.page import write_report
     from boovae.runs.folder import RunFolder
     from boovae.runs.warnings import find_warnings
 
@@ -167,12 +167,11 @@ def write_page(records: Sequence[RunRecord], folders: Sequence[Path], out: Path 
 
 def serve(arguments: kinds.Serve) -> None:
     """Serve the page; the run folder is unlocked once the model is in memory."""
-    from boovae.serve import require_server
-    from boovae.serve import serve as run_server
-
-    require_server()
-    from boovae.serve.play import Player
-
+    try:
+        from boovae.serve.app import serve as run_server
+        from boovae.serve.play import Player
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is not installed: pip install 'boovae[serve]'") from None
     with _opened(arguments, arguments.device) as (run, trainer, _):
         player = Player(run, trainer, arguments.replica, arguments.samples)
     run_server(player, arguments.host, arguments.port)

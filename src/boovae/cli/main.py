@@ -83,7 +83,7 @@ def parsed(name: str, words: list[str]) -> tuple[Any, ...]:
     if name == "tune" and words and not words[0].startswith("-"):
         words = ["--method", *words]  # boovae tune METHOD
     if not issubclass(kind, kinds.Configured):
-        found = tyro.cli(_flat_names(_unchecked(kind, hide=False)), prog=f"boovae {name}", args=words)
+        found = tyro.cli(_unchecked(kind, hide=False), prog=f"boovae {name}", args=words, config=_FLAT)
         return (kind(**vars(found)),)
     first = _first_look(words)
     if first.help and not (first.method or first.config or first.help_all):
@@ -152,17 +152,14 @@ def _asked(
         columns.append((part, shown, field(default=shown(**vars(default)))))
     whole = make_dataclass(kind.__name__, columns, frozen=True)
     whole.__doc__ = kind.__doc__ + (_MORE.format(name) if hide else "")
-    found: Any = tyro.cli(_flat_names(whole), prog=f"boovae {name}", args=words)
+    found: Any = tyro.cli(whole, prog=f"boovae {name}", args=words, config=_FLAT)
     flat = {name: value for part in parts.keys() - {"output"} for name, value in asdict(getattr(found, part)).items()}
     return kind(**vars(found.output)), flat | {"method": found.method}
 
 
-def _flat_names(kind: Any) -> Any:
-    """Return a type whose nested fields are flags without prefixes."""
-    return Annotated[kind, tyro.conf.OmitArgPrefixes]
-
-
 _MORE = "\n`boovae {0} --method NAME --help` adds the settings of a method, `boovae {0} --help-all` shows all."
+#: Nested fields are flags without prefixes.
+_FLAT = (tyro.conf.OmitArgPrefixes,)
 _FROM_DATA = tyro.conf.arg(help_behavior_hint="(default: from the data)")
 _METHOD = tyro.conf.arg(help="Continual-learning method; a+b combines two (see `boovae methods`).")
 

@@ -5,7 +5,7 @@ it, a boosted prior can; two dimensions make this visible. Both models learn the
 every task each gets a map, and a Monte Carlo estimate of KL[q̂ ‖ prior] on the test images of all tasks seen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from boovae.config import Settings
-from boovae.data import Stream, Task
+from boovae.data import Task
 from boovae.errors import InputError, SettingError
 from boovae.methods import from_mapping
 from boovae.model import VAE, DiagonalMixture, DiagonalNormal
 from boovae.replicas import latent_draws
-from boovae.replicas.devices import choose_device, compiles, matmul_precision
+from boovae.replicas.devices import choose_device, matmul_precision
 from boovae.report.outputs import prepared, save_figure, write_table
 from boovae.runs.data import load_data
 from boovae.runs.environment import environment
-from boovae.runs.progress import Display, Watch, make_display
+from boovae.runs.progress import Watch, make_display
 from boovae.runs.train import planned_tasks, trainer_for
 from boovae.training.trainer import Trainer
 
@@ -59,17 +59,21 @@ def run(
     check(settings)
     place, folder = choose_device(device), prepared(out)
     stream = planned_tasks(load_data(settings, data_dir), settings)
-    compiled = compiles(compile, sum(len(task.train.images) for task in stream), settings, place)
     rows, maps = list[dict[str, Any]](), list[Map]()
     with closing(make_display(quiet=quiet)) as display:
-        for found in learned_maps(settings, stream, place, display, compile):
-            maps.append(found)
-            head = {"dataset": settings.data.dataset, "method": found.method, "tasks_seen": found.seen}
-            by_seed = zip(settings.training.seeds, found.divergence, strict=True)
-            rows += [{**head, "seed": seed, "kl": kl} for seed, kl in by_seed]
-            # Write after every map, so that an interrupted run leaves complete files.
-            write_table(folder / "latent_map.csv", rows, environment(place, compiled, command))
-            save_figure(folder / "latent_map.png", draw(maps))
+        for method in ("standard", settings.method):
+            trainer = trainer_for(from_mapping({**settings.flat(), "method": method}), stream, place, compile)
+            for index, task in enumerate(stream):
+                display.task(index, len(stream), f"{method}, {task.name}", trainer.settings.training.epochs)
+                trainer.learn(task, Watch(display))
+                with matmul_precision(place):
+                    maps.append(make_map(trainer, stream[: index + 1]))
+                head = {"dataset": settings.data.dataset, "method": method, "tasks_seen": index + 1}
+                by_seed = zip(settings.training.seeds, maps[-1].divergence, strict=True)
+                rows += [{**head, "seed": seed, "kl": kl} for seed, kl in by_seed]
+                # Write after every map, so that an interrupted run leaves complete files.
+                write_table(folder / "latent_map.csv", rows, environment(place, trainer.compile, command))
+                save_figure(folder / "latent_map.png", draw(maps))
     return rows
 
 
@@ -81,21 +85,6 @@ def check(settings: Settings) -> None:
         raise InputError("{method=standard}: the map always shows it; name a method to compare with it, such as boo")
     if "multihead" in settings.method.split("+"):
         raise InputError(f"{{method={settings.method}}}: each task has its own encoder, so there is no common map")
-
-
-def learned_maps(
-    settings: Settings, stream: Stream, device: torch.device, display: Display, compile: str
-) -> Iterator[Map]:
-    """Yield a map after every task: first all of `standard`, then those of the method in the settings."""
-    for method in ("standard", settings.method):
-        own = from_mapping({**settings.flat(), "method": method})
-        trainer = trainer_for(own, stream, device, compile)
-        for index, task in enumerate(stream):
-            display.task(index, len(stream), f"{method}, {task.name}", own.training.epochs)
-            trainer.learn(task, Watch(display))
-            with matmul_precision(device):
-                found = make_map(trainer, stream[: index + 1])
-            yield found
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -58,24 +58,12 @@ CANDIDATES = 20
 RATE = 0.1
 
 
-class Fit(NamedTuple):
-    """One target approximated with one objective, in all replicas: mixtures and divergences after each component."""
-
-    target: str
-    objective: str
-    mixtures: list[DiagonalMixture]  # of k components: (R, k), (R, k, 2), (R, k, 2)
-    divergence: Tensor  # (K, R): KL[target ‖ mixture], on samples that were not used for fitting
-    reverse: Tensor  # (K, R): KL[mixture ‖ target]
-
-
 def run(out: Path, options: ToyOptions, *, device: str = "auto", command: str = "") -> list[dict[str, Any]]:
     """Approximate every target with every objective; write `toy.csv` and `toy.png`, return the rows."""
     place, folder = choose_device(device), prepared(out)
-    seeds = range(options.seed, options.seed + options.replicas)
     with one_thread(when=place.type == "cpu"):
-        both = product(options.target, options.objective)
-        fits = [Boosting(*names, seeds, place, steps=options.steps).run(options.components) for names in both]
-    rows = table(fits, seeds)
+        fits = [Fit(*names, options, place) for names in product(options.target, options.objective)]
+    rows = table(fits)
     write_table(folder / "toy.csv", rows, environment(place, False, command))
     save_figure(folder / "toy.png", draw(fits))
     return rows
@@ -96,30 +84,32 @@ def _circle(points: int) -> Tensor:
     return torch.stack([angle.cos(), angle.sin()], 1)
 
 
-class Boosting:
-    """The greedy loop for one target and one objective, for all seeds at once; tensors have a leading replica axis."""
+class Fit:
+    """One target approximated with one objective by the greedy loop, for all seeds at once.
 
-    def __init__(self, target: str, objective: str, seeds: Sequence[int], device: torch.device, *, steps: int) -> None:
-        self.target_name, self.objective, self.steps = target, objective, steps
-        self.generators = Generators(seeds, device)
+    Tensors have a leading replica axis: `mixtures` of k components (R, k), (R, k, 2), (R, k, 2). After each component
+    (K, R): `divergence`, KL[target ‖ mixture] on samples that were not used for fitting, and `reverse`, KL[mixture ‖
+    target].
+    """
+
+    def __init__(self, target: str, objective: str, options: ToyOptions, device: torch.device) -> None:
+        self.target, self.objective, self.steps = target, objective, options.steps
+        self.seeds = range(options.seed, options.seed + options.replicas)
+        self.generators = Generators(self.seeds, device)
         parts = make_target(target)
-        self.target = DiagonalMixture(*(part.to(device).expand(len(seeds), *part.shape) for part in parts))
+        self.density = DiagonalMixture(*(part.to(device).expand(len(self.seeds), *part.shape) for part in parts))
         self.fit_samples = self._drawn(FIT_SAMPLES, "fit")
-        self.test_samples = self._drawn(TEST_SAMPLES, "test")
         box = (-BOXES[target], BOXES[target]) if objective == "box" else None
         self._literal, self._forward = Descent(_literal, box), Descent(_forward, box)
-
-    def run(self, components: int | None = None) -> Fit:
-        """Return the mixtures after 1, 2, … components and their divergences from the target."""
-        parts, mixtures = list[DiagonalNormal](), list[DiagonalMixture]()
-        for place in range(components or TARGETS[self.target_name]):
-            mixture = mixtures[-1] if mixtures else None
-            parts.append(self._learned(self._start(mixture, place), mixture, place))
-            mixtures.append(self._weighted(parts))
-        divergence = [_divergence(self.target, mixture, self.test_samples) for mixture in mixtures]
-        drawn = (self._drawn(TEST_SAMPLES, "reverse", mixture) for mixture in mixtures)
-        reverse = [_divergence(mixture, self.target, z) for mixture, z in zip(mixtures, drawn, strict=True)]
-        return Fit(self.target_name, self.objective, mixtures, torch.stack(divergence), torch.stack(reverse))
+        learned, self.mixtures = list[DiagonalNormal](), list[DiagonalMixture]()
+        for place in range(options.components or TARGETS[target]):
+            mixture = self.mixtures[-1] if self.mixtures else None
+            learned.append(self._learned(self._start(mixture, place), mixture, place))
+            self.mixtures.append(self._weighted(learned))
+        z = self._drawn(TEST_SAMPLES, "test")
+        self.divergence = torch.stack([_divergence(self.density, mixture, z) for mixture in self.mixtures])
+        drawn = ((mixture, self._drawn(TEST_SAMPLES, "reverse", mixture)) for mixture in self.mixtures)
+        self.reverse = torch.stack([_divergence(mixture, self.density, z) for mixture, z in drawn])
 
     def _start(self, mixture: DiagonalMixture | None, place: int) -> Tensor:
         """Return the starting mean of a component (R, 2): the sample of the target that the mixture covers least."""
@@ -141,9 +131,9 @@ class Boosting:
             zero = torch.zeros_like(mean[:, None])
             mixture = DiagonalMixture(zero[..., 0], zero, zero + 20.0)
         elif self.objective == "floor":
-            mixture = vmap(lambda r, target: with_floor(r, target, FLOOR))(mixture, self.target)
-        noise = self.generators.draw(Draw("normal", (STEP_SAMPLES, 2)), self.target_name, place, steps=self.steps)
-        return DiagonalNormal(*self._literal(start, (self.target, mixture), steps=self.steps, rate=RATE, noise=noise))
+            mixture = vmap(lambda r, target: with_floor(r, target, FLOOR))(mixture, self.density)
+        noise = self.generators.draw(Draw("normal", (STEP_SAMPLES, 2)), self.target, place, steps=self.steps)
+        return DiagonalNormal(*self._literal(start, (self.density, mixture), steps=self.steps, rate=RATE, noise=noise))
 
     def _weighted(self, parts: Sequence[DiagonalNormal]) -> DiagonalMixture:
         joined = DiagonalNormal(*(torch.stack(columns, 1) for columns in zip(*parts, strict=True)))
@@ -152,8 +142,8 @@ class Boosting:
 
     def _drawn(self, count: int, purpose: str, mixture: DiagonalMixture | None = None) -> Tensor:
         """Return samples of a mixture, or of the target, (R, count, 2)."""
-        noise = self.generators.draw_all(latent_draws(count, 2), self.target_name, purpose)
-        drawn: Tensor = vmap(DiagonalMixture.sample)(mixture or self.target, *noise.values())
+        noise = self.generators.draw_all(latent_draws(count, 2), self.target, purpose)
+        drawn: Tensor = vmap(DiagonalMixture.sample)(mixture or self.density, *noise.values())
         return drawn
 
 
@@ -175,7 +165,7 @@ def _forward(learned: list[Tensor], arguments: Any, noise: Tensor) -> Tensor:
 # --- the table and the figure ---------------------------------------------------------------------------------------
 
 
-def table(fits: Sequence[Fit], seeds: Sequence[int]) -> list[dict[str, Any]]:
+def table(fits: Sequence[Fit]) -> list[dict[str, Any]]:
     """Return one row for every target, objective, number of components and seed."""
     return [
         {
@@ -191,7 +181,7 @@ def table(fits: Sequence[Fit], seeds: Sequence[int]) -> list[dict[str, Any]]:
         }
         for fit in fits
         for count, mixture in enumerate(fit.mixtures)
-        for row, seed in enumerate(seeds)
+        for row, seed in enumerate(fit.seeds)
     ]
 
 

@@ -8,7 +8,6 @@ import base64
 import functools
 import gzip
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from html import escape
 from typing import Any, Literal
 
 import numpy as np
-from markupsafe import Markup
 
 from boovae.metrics.schema import Floats
 from boovae.report.findings import Published, published_for
@@ -57,12 +55,6 @@ class Chart:
     table: Table
     lines: Sequence[Line] = ()
     square: bool = False
-
-    @property
-    def json(self) -> Markup:
-        """The figure as JSON that cannot close the HTML element around it."""
-        text = json.dumps(self.figure, separators=(",", ":"), allow_nan=False)
-        return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def line_plot(lines: Sequence[Line], title: str, x_title: str, ends: bool = False, clip: bool = False) -> Chart | None:

@@ -26,7 +26,7 @@ def chart(
     line does not squash the others. Charts with the same labels on one page need different `salt`. The axes also
     cover the lines `beside`, which are not drawn, so that neighbouring charts can have the same axes.
     """
-    from matplotlib import rc_context, style
+    from matplotlib import style
 
     drawn, others = ([line for line in each if line.drawn] for each in (lines, beside))
     if not drawn:
@@ -34,7 +34,7 @@ def chart(
     ends = ", ".join(f"from {number(first)} to {number(last)}" for first, last in (line.ends for line in drawn))
     # Ids are hashes: salted with the chart's text they are reproducible and unique on a page.
     look = str(resources.files("boovae.report").joinpath("svg.mplstyle"))
-    with rc_context({"svg.hashsalt": label + salt}), style.context(look):
+    with style.context([look, {"svg.hashsalt": label + salt}]):
         svg = _svg(drawn, label, x_label, wide, others)
     return Markup(_inline(svg, f"{label} over {x_label}: {ends}"))  # every text in it is escaped
 

@@ -1,11 +1,17 @@
-"""Routes of `boovae serve`: the three files of the page, and a JSON API. Nothing on the host's disk is reachable: the
-files are read once, when the server starts.
+"""The server of `boovae serve`: the three files of the page, and a JSON API. Nothing on the host's disk is reachable:
+the files are read once, when the server starts.
 """
 
-from collections.abc import Sequence
+import contextlib
+import ipaddress
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
+import uvicorn
 from fastapi import Body, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -32,6 +38,10 @@ PAGE = {
 #: Most bytes of a request: of one with a picture, and of all others.
 UPLOAD_BYTES, REQUEST_BYTES = 8 << 20, 1 << 16
 MOST_IMAGES, MOST_FRAMES = 100, 120
+#: Most concurrent requests; others get 503 and may be sent again.
+MOST_REQUESTS = 64
+#: Seconds that requests have to finish once the server is stopped.
+GRACE_SECONDS = 5
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -149,3 +159,66 @@ def _content(name: str) -> bytes:
 def _json(content: Any) -> Response:
     """Return a JSON response, with null where a number is not finite."""
     return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def serve(player: Player, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Print the page's address and answer until Ctrl-C or SIGTERM; port 0 takes a free one."""
+    app = make_app(player, _names(host))
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=MOST_REQUESTS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    with _listening(host, port) as listener, _ended_by_signals():
+        shown = f"[{host}]" if ":" in host else host
+        print(f"http://{shown}:{listener.getsockname()[1]}/", flush=True)
+        if not _is_loopback(host):
+            print(f"anyone who can reach {shown} can use this page; --host 127.0.0.1 keeps it private", file=sys.stderr)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:
+        raise InputError(f"{{port}} is {port}; it must be 0 to 65535, where 0 takes a free one")
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host}:{port} ({error.strerror}): try {{port=0}} or another {{host}}"
+        ) from error
+    # A response is written in two parts; with Nagle's algorithm the second would wait 40 ms for the first one's ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _names(host: str) -> tuple[str, ...]:
+    """Return the host names that requests may use: those of this machine only, or any if all interfaces are bound."""
+    if _is_loopback(host):
+        return (*LOOPBACK, host)
+    return ("*",) if host in ("0.0.0.0", "::") else (host,)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End normally on Ctrl-C and SIGTERM: uvicorn finishes pending requests, then raises the signal again."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
