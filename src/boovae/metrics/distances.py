@@ -23,8 +23,8 @@ class FeatureDistances(Metric):
         for reference in context.references:
             partial = context.partial_results.setdefault(f"frechet {reference.network.name}", PartialResult())
             # The likelihood took most of the time, so the reported share stays at 1.
-            features = reference.features(samples)
-            scores = reference.scores(features, context.present, partial, lambda share: context.progress(1.0))
+            partial.progress = lambda share: context.progress(1.0)
+            scores = reference.scores(reference.features(samples), context.present, partial)
             frechet, frechet_train, kid, precision, recall = map(rounded, scores)
             about = images, samples.shape[1], reference.network.digest
             sets[reference.network.name] = Distances(frechet, frechet_train, kid, precision, recall, *about)

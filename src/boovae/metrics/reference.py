@@ -6,7 +6,7 @@ also cached on disk, by the content of the images and of the network.
 
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,19 +44,13 @@ class Reference:
 
     def __init__(self, network: Features) -> None:
         self.network = network
-        self._known: dict[int, tuple[Task, Real]] = {}
+        self._known: dict[Task, Real] = {}
 
     def features(self, samples: Tensor) -> Tensor:
         """Return what `scores` compares: the features (R, N, F) of samples (R, N, D)."""
         return torch.stack([self.network.features(own) for own in samples])
 
-    def scores(
-        self,
-        samples: Tensor,
-        tasks: Sequence[Task],
-        partial: PartialResult | None = None,
-        progress: Callable[[float], None] = lambda share: None,
-    ) -> Scores:
+    def scores(self, samples: Tensor, tasks: Sequence[Task], partial: PartialResult | None = None) -> Scores:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
         KID, precision and recall use equal numbers of samples and test images. With a single image all are NaN. They
@@ -72,10 +66,10 @@ class Reference:
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
         count = min(len(test), samples.shape[1])
         some = test[torch.arange(count) * len(test) // count].to(samples.device)  # of every task
-        partial = PartialResult() if partial is None else partial
+        partial = partial or PartialResult()
         plan = {"network": self.network.digest, "images": len(test), "samples": samples.shape[1]}
         found = partial.begin(plan, torch.zeros(3, len(samples), dtype=torch.float64, device=samples.device))
-        for replica, shares in partial.rest([*itertools.product(range(len(samples)), (False, True))], progress):
+        for replica, shares in partial.rest([*itertools.product(range(len(samples)), (False, True))]):
             row = samples[replica, :count]
             if shares:
                 found[1:, replica] = torch.stack(precision_recall(some, row))
@@ -85,10 +79,9 @@ class Reference:
 
     def real(self, task: Task) -> Real:
         """Return the statistics of a task's images: from memory, from the cache, or computed now."""
-        known = self._known.get(id(task))
-        if known is None or known[0] is not task:
-            self._known[id(task)] = known = (task, self._cached(task))
-        return known[1]
+        if task not in self._known:
+            self._known[task] = self._cached(task)
+        return self._known[task]
 
     def _cached(self, task: Task) -> Real:
         if isinstance(self.network, Classifier):  # as fast as reading a file
