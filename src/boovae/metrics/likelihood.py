@@ -210,7 +210,8 @@ def log_likelihood_of_tasks(
         return result
 
     for index, (name, view, mine) in enumerate(parts):
-        own, tasks, first = images[mine], owners[mine], partial(name, passes * index)
+        own, tasks = images[mine], owners[mine]
+        first = partial(name, passes * index)
         scores = log_likelihood(view, own, samples, tasks=tasks, compile=trainer.compile, partial=first)
         if fit:
             second = partial(f"{name} fitted", passes * index + 1)

@@ -69,8 +69,7 @@ class Engine:
         self._block: dict[str, Tensor] = {}
         self._block_steps = block
         self._position = torch.zeros(1, dtype=torch.long, device=device)
-        first, second, steps = self.moments
-        learned = (self.replicas.parameters, first, second, self.replicas.buffers, self.rate, steps)
+        learned = (self.replicas.parameters, self.moments, self.replicas.buffers, self.rate)
         self._rows = [learned] if self.replicas.stacked else [replica_of(learned, r) for r in range(count)]
         self._active = tuple(range(count))
         self._resting = torch.full((), torch.nan, device=device)
@@ -144,23 +143,21 @@ class Engine:
     def validate(self) -> dict[str, Tensor]:
         """Return the mean loss terms on the validation images, each (R,)."""
         if not self.step.captures:
-            return self._validate()
-        if self._valid_graph is None:
-            self._valid_graph = self._captured(self._validate_into)
-        self._valid_graph.replay()
+            self._validate()
+        else:
+            if self._valid_graph is None:
+                self._valid_graph = self._captured(self._validate)
+            self._valid_graph.replay()
         return self._valid_terms
 
-    def _validate_into(self) -> None:
-        self._valid_terms = self._validate()
-
     @torch.no_grad()
-    def _validate(self) -> dict[str, Tensor]:
+    def _validate(self) -> None:
         totals: dict[str, Tensor] = {}
         for part, (x, weight, share) in enumerate(self._valid_parts):
             noise = {name: tensor[:, part] for name, tensor in self.valid_noise.items()}
             terms = self.replicas.map(self.step.terms, self._batch(x, weight, noise))
             totals = {name: totals.get(name, 0) + share * term for name, term in terms.items()}
-        return totals
+        self._valid_terms = totals
 
     def _split_valid(self, valid: Tensor, chunk: int) -> list[tuple[Tensor, Tensor, float]]:
         """Split the validation images into chunks of equal size; the last is padded with images of zero weight."""

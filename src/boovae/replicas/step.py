@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from boovae.model.normalisation import follow, learning
-from boovae.replicas.adam import adam_step
+from boovae.replicas.adam import Moments, adam_step
 from boovae.replicas.stacked import Replicas, Tensors
 
 Batch = dict[str, Any]
@@ -61,20 +61,14 @@ class GradientStep:
 
     @torch.no_grad()
     def plain(
-        self,
-        parameters: dict[str, Tensor],
-        first: dict[str, Tensor],
-        second: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        rate: Tensor,
-        steps: Tensor,
-        batch: Batch,
+        self, parameters: Tensors, moments: Moments, buffers: Tensors, rate: Tensor, batch: Batch
     ) -> dict[str, Tensor]:
         """Take a step with all stacked replicas (`rate` (R,)) or with one (`rate` ()); return the terms of the loss."""
         gradients, terms, statistics = self._gradients(parameters, buffers, batch, stacked=rate.dim() == 1)
         before = {name: tensor.clone() for name, tensor in parameters.items()} if self.track is not None else {}
-        p, g, m, v = ([tensors[name] for name in parameters] for tensors in (parameters, gradients, first, second))
-        adam_step(p, g, m, v, rate, steps)
+        everything = (parameters, gradients, moments.first, moments.second)
+        p, g, m, v = ([tensors[name] for name in parameters] for tensors in everything)
+        adam_step(p, g, m, v, rate, moments.steps)
         follow(buffers, statistics)
         if self.track is not None:
             self.track(batch["state"], Step(before, gradients, after=parameters))
