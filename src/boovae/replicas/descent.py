@@ -28,7 +28,7 @@ class Descent:
     def __init__(self, loss: Loss, box: tuple[float, float] | None, *, stacked: bool = True) -> None:
         self.loss, self.box, self.stacked = loss, box, stacked
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._state: list[Tensor] = []
+        self._state: tuple[Any, ...] = ()  # of a step: what it learns, and what it reads
 
     @torch.no_grad()
     def __call__(
@@ -40,32 +40,29 @@ class Descent:
         replicas, device = len(start[0]), start[0].device
         if noise is None:
             noise = torch.zeros(replicas, steps, device=device)
-        moments = [torch.zeros_like(tensor) for tensor in start * 2]
-        fresh = [*(tensor.clone() for tensor in start), *moments, torch.zeros(replicas, device=device)]
-        fresh += [torch.full((replicas,), rate, device=device), torch.zeros(1, dtype=torch.long, device=device), noise]
-        leaves, self._structure = pytree.tree_flatten(arguments)
-        self._load(fresh + leaves, learned=len(start))
+        learned = [tensor.clone() for tensor in start]
+        first, second = ([torch.zeros_like(tensor) for tensor in start] for _ in range(2))
+        done, rates = torch.zeros(replicas, device=device), torch.full((replicas,), rate, device=device)
+        position = torch.zeros(1, dtype=torch.long, device=device)
+        self._load((learned, first, second, done, rates, position, noise, arguments))
         for _ in range(steps):
             (self._graph.replay if self._graph else self._step)()
-        return [tensor.clone() for tensor in self._state[: len(start)]]
+        return [tensor.clone() for tensor in self._state[0]]
 
-    def _load(self, fresh: list[Tensor], learned: int) -> None:
+    def _load(self, fresh: tuple[Any, ...]) -> None:
         """Copy the tensors of a call to where the step reads them; record the step again for new shapes."""
-        self._learned = learned
-        if not fresh[0].is_cuda:
+        tensors = pytree.tree_leaves(fresh)
+        if not tensors[0].is_cuda:
             self._state = fresh
             return
-        if [tensor.shape for tensor in fresh] != [tensor.shape for tensor in self._state]:
-            self._state = [tensor.clone() for tensor in fresh]
+        if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in pytree.tree_leaves(self._state)]:
+            self._state = pytree.tree_map(torch.clone, fresh)
             self._graph = capture(self._step)
-        for tensor, value in zip(self._state, fresh, strict=True):
+        for tensor, value in zip(pytree.tree_leaves(self._state), tensors, strict=True):
             tensor.copy_(value)
 
     def _step(self) -> None:
-        count = self._learned
-        learned, first, second = (self._state[part * count : (part + 1) * count] for part in range(3))
-        steps, rate, position, noise, *leaves = self._state[3 * count :]
-        arguments = pytree.tree_unflatten(leaves, self._structure)
+        learned, first, second, steps, rate, position, noise, arguments = self._state
         now = noise.index_select(1, position % noise.shape[1]).squeeze(1)
         gradients = self._gradients((learned, arguments, now))
         steps.add_(1)
