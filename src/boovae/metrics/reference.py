@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,10 +17,12 @@ from boovae.data import Task
 from boovae.data.download import cache_folder
 from boovae.metrics.cache import read_cached, write_cached
 from boovae.metrics.classifier import Classifier
+from boovae.metrics.evaluation import Distances
 from boovae.metrics.features import Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, combined, frechet_distances, moments
 from boovae.metrics.partial_results import PartialResult
+from boovae.metrics.schema import rounded
 
 
 class Real(NamedTuple):
@@ -27,16 +30,6 @@ class Real(NamedTuple):
 
     test: Tensor  # features of the test images, (n, F)
     train: Moments  # of the features of the training images
-
-
-class Scores(NamedTuple):
-    """Samples of every replica against real images, each `(R,)`, float64."""
-
-    frechet: Tensor
-    frechet_train: Tensor  # against the training images
-    kid: Tensor
-    precision: Tensor
-    recall: Tensor
 
 
 class Reference:
@@ -50,7 +43,7 @@ class Reference:
         """Return what `scores` compares: the features (R, N, F) of samples (R, N, D)."""
         return torch.stack([self.network.features(own) for own in samples])
 
-    def scores(self, samples: Tensor, tasks: Sequence[Task], partial: PartialResult | None = None) -> Scores:
+    def scores(self, samples: Tensor, tasks: Sequence[Task], partial: PartialResult | None = None) -> Distances:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
         KID, precision and recall use equal numbers of samples and test images. With a single image all are NaN. They
@@ -59,8 +52,10 @@ class Reference:
         """
         real = [self.real(task) for task in tasks]
         test = torch.cat([part.test for part in real])
+        about = len(test), samples.shape[1], self.network.digest
         if min(len(test), sum(part.train.n for part in real), samples.shape[1]) < 2:
-            return Scores(*torch.full((len(Scores._fields), len(samples)), torch.nan, dtype=torch.float64))
+            unknown = np.full(len(samples), np.nan)
+            return Distances(unknown, unknown, unknown, unknown, unknown, *about)
         # Eigenvalues of large float64 matrices are faster and more reliable on a CPU.
         against = (moments(test), combined([part.train for part in real]))
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
@@ -75,7 +70,8 @@ class Reference:
                 found[1:, replica] = torch.stack(precision_recall(some, row))
             else:
                 found[0, replica] = kernel_distance(some, row)
-        return Scores(frechet, frechet_train, *found)
+        kid, precision, recall = map(rounded, found)
+        return Distances(rounded(frechet), rounded(frechet_train), kid, precision, recall, *about)
 
     def real(self, task: Task) -> Real:
         """Return the statistics of a task's images: from memory, from the cache, or computed now."""
