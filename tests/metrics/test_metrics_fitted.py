@@ -121,9 +121,11 @@ def test_an_interrupted_computation_continues_to_the_same_scores(monkeypatch: py
         if len(shares) == 4:
             raise KeyboardInterrupt
 
+    partial.progress = stop
     with pytest.raises(KeyboardInterrupt):
-        scored_again(replicas, images, SAMPLES, found, partial=partial, progress=stop)
-    continued = scored_again(replicas, images, SAMPLES, found, partial=partial, progress=shares.append)
+        scored_again(replicas, images, SAMPLES, found, partial=partial)
+    partial.progress = shares.append
+    continued = scored_again(replicas, images, SAMPLES, found, partial=partial)
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert all(map(torch.equal, continued, whole))

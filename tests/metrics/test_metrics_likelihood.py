@@ -13,6 +13,7 @@ from torch.distributions import Normal as TorchNormal
 
 from boovae.metrics import likelihood as module
 from boovae.metrics.likelihood import log_likelihood, log_likelihood_of_each_task
+from boovae.metrics.partial_results import PartialResult
 from boovae.model.likelihoods import Bernoulli
 from boovae.model.nets import make_nets
 from boovae.model.priors import NormalPrior, Prior, VampPrior
@@ -259,7 +260,7 @@ def test_scores_repeat_and_follow_the_seed_not_the_global_random_state() -> None
 def test_progress_rises_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IMAGE_CHUNK", 4)
     seen: list[float] = []
-    log_likelihood(small_replicas("normal"), grey_images(), 3, progress=seen.append)
+    log_likelihood(small_replicas("normal"), grey_images(), 3, partial=PartialResult(progress=seen.append))
     assert seen == sorted(seen)
     assert len(seen) == 6
     assert seen[-1] == pytest.approx(1.0)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import variants
 from boovae.data import Task
-from boovae.metrics.reference import Reference, Scores
+from boovae.metrics.evaluation import Distances
+from boovae.metrics.reference import Reference
 
 
 def test_every_variant_has_a_score_for_each_seed_and_task(
@@ -54,7 +55,7 @@ def test_samples_are_compared_with_validation_images(
     asked: list[Task] = []
     scores = Reference.scores
 
-    def watched(self: Reference, samples: Tensor, tasks: Sequence[Task], *others: Any) -> Scores:
+    def watched(self: Reference, samples: Tensor, tasks: Sequence[Task], *others: Any) -> Distances:
         asked.extend(tasks)
         return scores(self, samples, tasks, *others)
 

@@ -60,33 +60,28 @@ PARTITION = ("list_eval_partition.txt", "Eval/list_eval_partition.txt")
 PICTURES = ("img_align_celeba", "Img/img_align_celeba")
 
 
-def find_prepared(side: int, data_dir: str | Path | None = None) -> Path | None:
-    """Return the NumPy file of prepared pictures, if there is one."""
-    paths = (folder / FOLDER / f"celeba_{side}.npz" for folder in search_folders(data_dir))
-    return next((path for path in paths if path.is_file()), None)
-
-
-def find_layout(data_dir: str | Path | None = None) -> Path | None:
-    """Return the folder that holds any of the official files."""
-    folders = (folder / FOLDER for folder in search_folders(data_dir))
+def find_celeba(side: int, data_dir: str | Path | None = None) -> Path | None:
+    """Return the NumPy file of prepared pictures, else the folder that holds any of the official files, or None."""
+    folders = [folder / FOLDER for folder in search_folders(data_dir)]
+    prepared = [path for folder in folders if (path := folder / f"celeba_{side}.npz").is_file()]
     names = (*ATTRIBUTES, *PARTITION, *PICTURES)
-    return next((folder for folder in folders if any((folder / name).exists() for name in names)), None)
+    official = [folder for folder in folders if any((folder / name).exists() for name in names)]
+    return next(iter(prepared + official), None)
 
 
 def read_celeba(side: int, data_dir: str | Path | None = None) -> Labelled:
     """Return the pictures (n, 3, side, side), their classes and the official split."""
-    prepared = find_prepared(side, data_dir)
-    if prepared is not None:
-        return _checked(read_npz(prepared), side, prepared)
-    folder = find_layout(data_dir)
-    if folder is None:
+    found = find_celeba(side, data_dir)
+    if found is None:
         place = search_folders(data_dir)[0] / FOLDER
         raise InputError(
             f"dataset 'celeba' is not on this disk, and its terms do not allow a download without asking.\n"
             f"Get it from its authors and put {ATTRIBUTES[0]}, {PARTITION[0]} and {PICTURES[0]}/ into {place},\n"
             f"or a prepared celeba_{side}.npz (docs/celeba.md); or name the folder with celeba/ in it ({{data_dir}})."
         )
-    attributes, partition, pictures = (_present(folder, names) for names in (ATTRIBUTES, PARTITION, PICTURES))
+    if found.is_file():
+        return _checked(read_npz(found), side, found)
+    attributes, partition, pictures = (_present(found, names) for names in (ATTRIBUTES, PARTITION, PICTURES))
     files, labels, split = select(attributes, partition)
     return Labelled(_decoded(pictures, files, side), labels, split, CLASS_NAMES, HOW)
 

@@ -14,7 +14,7 @@ from boovae.config.resolve import packaged_toml
 from boovae.config.section import AtLeastOne, WholeNumber, checked
 from boovae.config.settings import Resize
 from boovae.data.arrays import TEST, TRAIN, VALID, Labelled, random_split
-from boovae.data.celeba import find_layout, find_prepared, read_celeba
+from boovae.data.celeba import find_celeba, read_celeba
 from boovae.data.download import DataFile, find_file, get_file
 from boovae.data.folders import read_folder
 from boovae.data.readers import read_idx, read_npz
@@ -60,8 +60,8 @@ class FacesInfo(DatasetInfo):
 
     def where(self, data_dir: str | Path | None = None) -> Path | None:
         """Return the folder that holds the prepared pictures or the official files, or None."""
-        prepared = find_prepared(self.shape[-1], data_dir)
-        return find_layout(data_dir) if prepared is None else prepared.parent
+        found = find_celeba(self.shape[-1], data_dir)
+        return found.parent if found is not None and found.is_file() else found
 
 
 DATASETS: dict[str, DatasetInfo] = {

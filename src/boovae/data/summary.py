@@ -1,7 +1,5 @@
 """Summarise a task for the choice of settings (`config/choose.py`): shape, size, kind of values, symmetry."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -34,7 +34,7 @@ from boovae.estimator.parameters import check_parameters, check_same_model, task
 from boovae.estimator.persistence import Record, load_model, save_model
 from boovae.metrics.likelihood import FIXED_CHUNK, log_likelihood
 from boovae.model.vae import VAE
-from boovae.replicas.devices import choose_device, compiling_pays
+from boovae.replicas.devices import choose_device, compiles
 from boovae.replicas.randomness import Draw, Generators
 from boovae.replicas.stacked import Replicas, replica_of
 from boovae.runs.inspection import Component, components, has_components
@@ -214,15 +214,14 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
 
     def _trainer(self, parameters: dict[str, Any], rows: Rows, seed: int, images: Tensor) -> Trainer:
         """Return a trainer with all that was learned, for a task of scaled rows (n, D), training on `images`."""
-        device, compile = choose_device(str(self.device)), parameters["compile"]
-        extent = self.scaling_.extent(rows)
+        device, extent = choose_device(str(self.device)), self.scaling_.extent(rows)
         before = self.trainer_ if self.__sklearn_is_fitted__() else None
         if before is not None:
             extent = min(extent[0], before.spec.pixel_range[0]), max(extent[1], before.spec.pixel_range[1])
         spec = ImageSpec(model_shape(self.image_shape_), extent)
         data = summarise(images, spec, pixels=self.scaling_.grey)
         settings, choices = task_settings(parameters, data, seed, before.settings if before else None)
-        compile = compiling_pays(len(images), settings, device) if compile == "auto" else bool(compile)
+        compile = compiles(parameters["compile"], len(images), settings, device)
         trainer = Trainer(settings, spec, device=device, compile=compile, choices=choices)
         if before is not None:
             copy_learned(before, trainer)
@@ -275,11 +274,8 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
     def _stream(self) -> Waiting:
         """Return a copy of the waiting images with the current parameters, or a new, empty one."""
         finder = TaskFinder(lambda images: self._trial(images, waiting), self.detect_first, self.detect_most)
-        if self._waiting is None:
-            waiting = Waiting(self._seed(), finder)
-        else:
-            waiting = self._waiting.copy()
-            waiting.finder.trial, waiting.finder.first, waiting.finder.most = finder.trial, finder.first, finder.most
+        waiting = Waiting(self._seed(), finder) if self._waiting is None else self._waiting.copy()
+        waiting.finder.trial, waiting.finder.first, waiting.finder.most = finder.trial, finder.first, finder.most
         return waiting
 
     def _trial(self, images: Tensor, waiting: Waiting) -> Score:
@@ -313,11 +309,11 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
                 raise InputError(f"{error.text}; {hint}") from error
             return self._scaled(raw)
         batches = self._read_batches(data, first=first)
-        if not first:
-            return spooled(map(self._scaled, batches))
-        raw = spooled(batches)
-        self.scaling_ = Scaling.learned(raw, self.likelihood)
-        return spooled(map(self._scaled, blocks_of(raw)))
+        if first:  # all of them determine the scaling
+            raw = spooled(batches)
+            self.scaling_ = Scaling.learned(raw, self.likelihood)
+            batches = blocks_of(raw)
+        return spooled(map(self._scaled, batches))
 
     def _scaled(self, rows: Rows) -> Rows:
         """Return rows (n, D) scaled for the model; those of the first task determine the scaling."""
@@ -335,14 +331,13 @@ class BooVAE(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, Ba
         check_kind(data)
         table = hasattr(data, "ndim") and not isinstance(data, Tensor)  # NumPy's, SciPy's, pandas'
         array = data if table else as_numpy(data, "X")
-        shape: tuple[int, ...] | None = None
+        shape = array.shape[1:]
         if array.ndim > 2:
-            shape, array = array.shape[1:], as_images(array, "X", exact=True)
+            array = as_images(array, "X", exact=True)
             array = array.reshape(len(array), -1)
-        if shape is not None and not first:
-            self._check_shape(shape)
+            if not first:
+                self._check_shape(shape)
         rows: Rows = validate_data(self, array, reset=first, dtype=[np.float64, np.float32, np.uint8])
-        shape = rows.shape[1:] if shape is None else shape
         if first:
             self.image_shape_ = shape
         else:

@@ -211,16 +211,14 @@ class Waiting:
 # --- with a trainer -------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class Trial:
     """Trains a copy of the current trainer on images, with a short schedule."""
 
-    trainer: Trainer
-
-    def __post_init__(self) -> None:
-        if self.trainer.method.knows_task:
-            raise InputError(f"method '{self.trainer.method.name}' needs to know the task; it cannot find one itself")
-        self._settings = self.trainer.settings  # `trainer` may be replaced by a learner with a shortened schedule
+    def __init__(self, trainer: Trainer) -> None:
+        if trainer.method.knows_task:
+            raise InputError(f"method '{trainer.method.name}' needs to know the task; it cannot find one itself")
+        self.trainer = trainer  # may be replaced by a learner with a shortened schedule
+        self._settings = trainer.settings
 
     def __call__(self, images: Tensor) -> Score:
         """Return the score function of the copy: ELBO and its KL term (n, 2), means over replicas."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boovae.data.arrays import SPLITS
 from boovae.data.download import cache_folder
 from boovae.data.tasks import Split, Stream
 from boovae.errors import InputError
@@ -33,10 +34,6 @@ log = logging.getLogger(__name__)
 VERSION = 1
 """Part of the cache key; raise it when the architecture or the training changes."""
 
-Labelled = tuple[Tensor, Tensor]
-"""Images `(n, D)` and their labels `(n,)`."""
-
-_PARTS = ("train", "valid", "test")
 _POLL_SECONDS, _REPORT_SECONDS = 0.2, 10.0  # while another process trains the same classifier
 
 
@@ -127,10 +124,10 @@ def _train(
 
     The state is written to the file `unfinished` from time to time; a later call with the same key continues from it.
     """
-    train, valid, test = (_pooled([getattr(task, part) for task in stream], device) for part in _PARTS)
-    images = train[0]
+    train, valid, test = (_pooled([getattr(task, part) for task in stream], device) for part in SPLITS)
+    images = train.images
     classifier = _untrained(stream.shape, [c for task in stream for c in task.classes], images, seed).to(device)
-    columns = _columns(classifier, train[1])
+    columns = _columns(classifier, train.labels)
     batch = min(256, max(32, len(columns) // 32))
     # Small datasets need more passes.
     epochs = min(20, max(10, 300_000 // len(columns)))
@@ -167,12 +164,12 @@ def _untrained(shape: Sequence[int], classes: Sequence[int], images: Tensor, see
     return classifier
 
 
-def _pooled(splits: Sequence[Split], device: torch.device) -> Labelled:
+def _pooled(splits: Sequence[Split], device: torch.device) -> Split:
     """Return the images and labels of all tasks together, sorted by label."""
     images, labels = torch.cat([s.images for s in splits]), torch.cat([s.labels for s in splits])
     # The dataset's digest does not depend on how classes are grouped into tasks; after sorting, neither do the weights.
     order = labels.argsort(stable=True)
-    return images[order].to(device, torch.float32), labels[order].to(device)
+    return Split(images[order].to(device, torch.float32), labels[order].to(device))
 
 
 class _Training:
@@ -285,7 +282,7 @@ def _columns(classifier: Classifier, labels: Tensor) -> Tensor:
     return columns
 
 
-def _score(classifier: Classifier, data: Labelled) -> tuple[float, float]:
+def _score(classifier: Classifier, data: Split) -> tuple[float, float]:
     """Return (accuracy, mean log-likelihood); the second breaks ties of the first."""
     images, labels = data
     logits = classifier.logits(images)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from boovae.metrics.evaluation import Distances, Frechet
 from boovae.metrics.metric import Context, Metric, Number
-from boovae.metrics.schema import rounded
 
 
 class FeatureDistances(Metric):
@@ -19,15 +18,12 @@ class FeatureDistances(Metric):
         from boovae.metrics.partial_results import PartialResult
 
         samples, sets = context.samples, dict[str, Distances]()
-        images = sum(len(task.test.images) for task in context.present)
         for reference in context.references:
             partial = context.partial_results.setdefault(f"frechet {reference.network.name}", PartialResult())
             # The likelihood took most of the time, so the reported share stays at 1.
+            partial.progress = lambda share: context.progress(1.0)
             features = reference.features(samples)
-            scores = reference.scores(features, context.present, partial, lambda share: context.progress(1.0))
-            frechet, frechet_train, kid, precision, recall = map(rounded, scores)
-            about = images, samples.shape[1], reference.network.digest
-            sets[reference.network.name] = Distances(frechet, frechet_train, kid, precision, recall, *about)
+            sets[reference.network.name] = reference.scores(features, context.present, partial)
         first = next(iter(sets))
         return Frechet(sets[first].frechet, first, sets)
 

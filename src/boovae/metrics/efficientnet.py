@@ -45,12 +45,10 @@ class SameConv2d(nn.Conv2d):
         return F.conv2d(input, self.weight, self.bias, self.stride, around, self.dilation, self.groups)
 
 
-def _conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    return SameConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
-
-
-def _norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=0.001)
+def _unit(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> tuple[nn.Module, nn.Module]:
+    """Return a convolution and its normalisation."""
+    convolution = SameConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+    return convolution, nn.BatchNorm2d(outputs, eps=0.001)
 
 
 class InvertedResidual(nn.Module):
@@ -61,9 +59,9 @@ class InvertedResidual(nn.Module):
         width = inputs * expansion
         self.expands, self.adds = expansion > 1, stride == 1 and inputs == outputs
         if self.expands:
-            self.expand_conv, self.bn0 = _conv(inputs, width), _norm(width)
-        self.depthwise_conv, self.bn1 = _conv(width, width, kernel, stride, groups=width), _norm(width)
-        self.project_conv, self.bn2 = _conv(width, outputs), _norm(outputs)
+            self.expand_conv, self.bn0 = _unit(inputs, width)
+        self.depthwise_conv, self.bn1 = _unit(width, width, kernel, stride, groups=width)
+        self.project_conv, self.bn2 = _unit(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, inputs, h, w) to (n, outputs, h', w')."""
@@ -79,14 +77,14 @@ class EfficientNetLite0(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv_stem, self.bn0 = _conv(3, 32, 3, 2), _norm(32)
+        self.conv_stem, self.bn0 = _unit(3, 32, 3, 2)
         self.blocks, channels = nn.Sequential(), 32
         for count, kernel, stride, expansion, outputs in STAGES:
             for place in range(count):
                 block = InvertedResidual(channels, outputs, kernel, stride if place == 0 else 1, expansion)
                 self.blocks.append(block)
                 channels = outputs
-        self.conv_head, self.bn1 = _conv(channels, FEATURES), _norm(FEATURES)
+        self.conv_head, self.bn1 = _unit(channels, FEATURES)
         self.fc = nn.Linear(FEATURES, 1000)  # in the weights file, but unused
 
     def forward(self, pictures: Tensor) -> Tensor:

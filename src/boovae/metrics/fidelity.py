@@ -5,8 +5,6 @@ Kernel distance (KID): Binkowski et al., "Demystifying MMD GANs", 2018. Precisio
 depend on the network the features come from.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -16,13 +14,6 @@ from boovae.errors import InputError
 NEIGHBOURS = 3
 #: Rows of a distance matrix to hold in memory at once.
 ROWS = 2048
-
-
-class PrecisionRecall(NamedTuple):
-    """Share of samples that lie among the real images, and share of real images that lie among the samples; each ()."""
-
-    precision: Tensor
-    recall: Tensor
 
 
 def kernel_distance(real: Tensor, samples: Tensor) -> Tensor:
@@ -47,21 +38,22 @@ def kernel_distance(real: Tensor, samples: Tensor) -> Tensor:
     return within(real) + within(samples) - 2 * total(real, samples) / (len(real) * len(samples))
 
 
-def precision_recall(real: Tensor, samples: Tensor, neighbours: int = NEIGHBOURS) -> PrecisionRecall:
-    """Return precision and recall for features (n, F) and (m, F); n and m should be similar.
+def precision_recall(real: Tensor, samples: Tensor, neighbours: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
+    """Return precision and recall, each (), for features (n, F) and (m, F); n and m should be similar.
 
+    Precision is the share of samples that lie among the real images, recall that of real images among the samples.
     A point lies among others if it is inside the ball around any of them; the radius of a ball is the distance from
     its centre to the `neighbours`-th nearest neighbour in the same set.
 
     >>> real = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
-    >>> precision_recall(real, torch.tensor([[0.1], [0.2], [0.3], [50.0]]), neighbours=1).precision.item()
+    >>> precision_recall(real, torch.tensor([[0.1], [0.2], [0.3], [50.0]]), neighbours=1)[0].item()
     0.75
     """
     _check(real, samples)
     finite = real.isfinite().all() & samples.isfinite().all()
     real, samples = real.double().nan_to_num(), samples.double().nan_to_num()
     precision, recall = _share_inside(samples, real, neighbours), _share_inside(real, samples, neighbours)
-    return PrecisionRecall(*(share.where(finite, torch.nan) for share in (precision, recall)))
+    return precision.where(finite, torch.nan), recall.where(finite, torch.nan)
 
 
 def _share_inside(points: Tensor, others: Tensor, neighbours: int) -> Tensor:

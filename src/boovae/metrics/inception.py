@@ -27,6 +27,11 @@ GRID_17 = {
 TO_8 = {"branch3x3": "192 320:3x3/2", "branch7x7x3": "192 192:1x7 192:7x1 192:3x3/2"}
 GRID_8 = {"branch1x1": "320", "branch3x3": "384 384:1x3|384:3x1", "branch3x3dbl": "448 384:3x3 384:1x3|384:3x1"}
 
+#: How the last branch of a block pools its input: to half the sides, or among neighbours.
+HALVE = nn.MaxPool2d(3, 2)
+LARGEST = nn.MaxPool2d(3, 1, 1)
+MEAN = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+
 
 class Unit(nn.Module):
     """Convolution without bias, batch normalisation, ReLU."""
@@ -46,13 +51,12 @@ class Block(nn.Module):
     """Parallel branches, the last of which pools the input and may apply a unit to the result."""
 
     def __init__(
-        self, inputs: int, branches: dict[str, str], pool: str = "halve", pool_outputs: int = 0, width: int = 0
+        self, inputs: int, branches: dict[str, str], pool: nn.Module = HALVE, pool_outputs: int = 0, width: int = 0
     ) -> None:
         super().__init__()
         self.pool = pool
         self.branches = [self._add(name, inputs, steps, width) for name, steps in branches.items()]
-        if pool_outputs:
-            self.branch_pool = Unit(inputs, pool_outputs, (1, 1))
+        self.branch_pool = Unit(inputs, pool_outputs, (1, 1)) if pool_outputs else nn.Identity()
 
     def _add(self, name: str, inputs: int, steps: str, width: int) -> list[list[str]]:
         """Add the layers of a branch; return their names, step by step."""
@@ -79,15 +83,7 @@ class Block(nn.Module):
             for names in branch:
                 y = torch.cat([self.get_submodule(name)(y) for name in names], 1)
             outputs.append(y)
-        return torch.cat([*outputs, self._pooled(x)], 1)
-
-    def _pooled(self, x: Tensor) -> Tensor:
-        if self.pool == "halve":
-            return F.max_pool2d(x, 3, 2)
-        mean = self.pool == "mean"
-        pooled = F.avg_pool2d(x, 3, 1, 1, count_include_pad=False) if mean else F.max_pool2d(x, 3, 1, 1)
-        output: Tensor = self.branch_pool(pooled)
-        return output
+        return torch.cat([*outputs, self.branch_pool(self.pool(x))], 1)
 
 
 class Inception(nn.Module):
@@ -98,21 +94,21 @@ class Inception(nn.Module):
             "Conv2d_1a_3x3": Unit(3, 32, (3, 3), 2, pad=False),
             "Conv2d_2a_3x3": Unit(32, 32, (3, 3), pad=False),
             "Conv2d_2b_3x3": Unit(32, 64, (3, 3)),
-            "pool_1": nn.MaxPool2d(3, 2),
+            "pool_1": HALVE,
             "Conv2d_3b_1x1": Unit(64, 80, (1, 1)),
             "Conv2d_4a_3x3": Unit(80, 192, (3, 3), pad=False),
-            "pool_2": nn.MaxPool2d(3, 2),
-            "Mixed_5b": Block(192, GRID_35, "mean", 32),
-            "Mixed_5c": Block(256, GRID_35, "mean", 64),
-            "Mixed_5d": Block(288, GRID_35, "mean", 64),
+            "pool_2": HALVE,
+            "Mixed_5b": Block(192, GRID_35, MEAN, 32),
+            "Mixed_5c": Block(256, GRID_35, MEAN, 64),
+            "Mixed_5d": Block(288, GRID_35, MEAN, 64),
             "Mixed_6a": Block(288, TO_17),
-            "Mixed_6b": Block(768, GRID_17, "mean", 192, width=128),
-            "Mixed_6c": Block(768, GRID_17, "mean", 192, width=160),
-            "Mixed_6d": Block(768, GRID_17, "mean", 192, width=160),
-            "Mixed_6e": Block(768, GRID_17, "mean", 192, width=192),
+            "Mixed_6b": Block(768, GRID_17, MEAN, 192, width=128),
+            "Mixed_6c": Block(768, GRID_17, MEAN, 192, width=160),
+            "Mixed_6d": Block(768, GRID_17, MEAN, 192, width=160),
+            "Mixed_6e": Block(768, GRID_17, MEAN, 192, width=192),
             "Mixed_7a": Block(768, TO_8),
-            "Mixed_7b": Block(1280, GRID_8, "mean", 192),
-            "Mixed_7c": Block(2048, GRID_8, "largest", 192),
+            "Mixed_7b": Block(1280, GRID_8, MEAN, 192),
+            "Mixed_7c": Block(2048, GRID_8, LARGEST, 192),
         }
         super().__init__()
         self.layers = list(layers)

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, MutableMapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,7 +72,6 @@ def log_likelihood(
     compile: bool = False,
     fixed: bool = False,
     partial: PartialResult | None = None,
-    progress: Callable[[float], None] = lambda share: None,
 ) -> LogLikelihood:
     """Return log p(x) of images (n, D) under each replica by importance sampling with `samples` samples.
 
@@ -90,7 +89,7 @@ def log_likelihood(
     per_chunk = _even(samples, CHUNK_BYTES[images.device.type] // (4 * chunk * _row(model, images.shape[1])))
     noise = _noise(samples, model.latent_dim, seed, images.device)
     weigh = _compiled_weigh() if compile else _weigh
-    partial = PartialResult() if partial is None else partial
+    partial = partial or PartialResult()
     cut = {"at_once": [chunk, per_chunk], "device": images.device.type}
     plan = {"images": len(images), "samples": samples, "seed": seed, **cut}
     starts = range(0, len(images), chunk)
@@ -98,7 +97,7 @@ def log_likelihood(
     sums = partial.begin(plan, nothing)  # results of `_weigh` over all noise
     steps = list(itertools.product(range(len(replicas)), starts, noise.split(per_chunk)))
     place: tuple[int, int] | None = None
-    for r, start, part in partial.rest(steps, progress):
+    for r, start, part in partial.rest(steps):
         end = start + chunk
         if place != (r, start):
             place = r, start
@@ -118,7 +117,6 @@ def scored_again(
     tasks: Tensor | None = None,
     seed: int = 0,
     partial: PartialResult | None = None,
-    progress: Callable[[float], None] = lambda share: None,
 ) -> LogLikelihood:
     """Return the scores with those of few effective samples replaced by scores under the proposal of `fitted.py`.
 
@@ -126,9 +124,10 @@ def scored_again(
     lower bound of log p(x) in expectation. The better of the two scores would not be one, nor would a score with the
     draws that were found to be poor: draws chosen by their weights are biased.
     """
+    partial = partial or PartialResult()
     few = (found.effective_samples < FEW).nonzero()  # (m, 2): replica and image; never those of a diverged replica
     if not len(few):
-        progress(1.0)
+        partial.progress(1.0)
         return found
     model, device, half = replicas.model, images.device, -(-samples // 2)
     rows_at_once = CHUNK_BYTES[device.type] // (4 * _row(model, images.shape[1]))
@@ -136,7 +135,6 @@ def scored_again(
     per_chunk = _even(half, rows_at_once // (2 * at_once))
     noise = _noise(half, model.latent_dim, seed, device, "fitted likelihood")
     fit_noise = _noise(STEPS * LATENTS, model.latent_dim, seed, device, "fit").unflatten(0, (STEPS, LATENTS))
-    partial = PartialResult() if partial is None else partial
     counts = few[:, 0].bincount(minlength=len(replicas)).tolist()
     plan = {"images": counts, "samples": samples, "seed": seed, "at_once": [at_once, per_chunk], "device": device.type}
     sums = partial.begin(plan, torch.full((3, len(few)), -math.inf, device=device))
@@ -144,15 +142,15 @@ def scored_again(
     chunks = [rows for mine in torch.arange(len(few), device=device).split(counts) for rows in mine.split(at_once)]
     steps = list(itertools.product(filter(len, chunks), noise.split(per_chunk)))
     place: Tensor | None = None
-    for rows, part in partial.rest(steps, progress):
+    for rows, part in partial.rest(steps):
         if place is not rows:
             place, r, mine = rows, int(few[rows[0], 0]), few[rows, 1]
             current = _chunk(replicas, r, images[mine], None if tasks is None else tasks[mine], len(rows))
             encoded = DiagonalNormal(current.mean, current.spread)
             mean, factor = fitted_posterior(replicas, current.tensors, current.x, encoded, fit_noise)
             deviations = torch.diag_embed((0.5 * encoded.log_variance).exp())
-            both = (torch.stack([encoded.mean, mean], 1), torch.stack([deviations, factor], 1))
-            current = _Chunk(current.tensors, current.x, current.owners, *both)
+            means, factors = torch.stack([encoded.mean, mean], 1), torch.stack([deviations, factor], 1)
+            current = current._replace(mean=means, spread=factors)
         sums[:, rows] = torch.logaddexp(sums[:, rows], torch.stack(_weigh(replicas, current, part)))
     result = LogLikelihood(*(scores.clone() for scores in found))
     fitted = torch.ones(len(few), dtype=torch.bool, device=device)
@@ -196,7 +194,7 @@ def log_likelihood_of_tasks(
     With `fit`, those that the encoder describes poorly are scored again.
     """
     replicas, method = trainer.replicas, trainer.method
-    partial_results = {} if partial_results is None else partial_results
+    kept = {} if partial_results is None else partial_results
     present, counts = (column.tolist() for column in owners.unique(return_counts=True))
     parts: list[tuple[str, Replicas, Tensor | slice]]
     if method.knows_task:
@@ -205,20 +203,19 @@ def log_likelihood_of_tasks(
         name = " ".join(["nll", *(f"{task}:{count}" for task, count in zip(present, counts, strict=True))])
         parts = [(name, replicas, slice(None))]
     found, passes = [], 2 if fit else 1
-    for done, (name, view, mine) in enumerate(parts):
 
-        def options(name: str, at: int, mine: Tensor | slice = mine) -> dict[str, Any]:
-            partial = partial_results.setdefault(name, PartialResult())
+    def partial(name: str, done: int) -> PartialResult:
+        result = kept.setdefault(name, PartialResult())
+        result.progress = lambda share: progress((done + share) / (passes * len(parts)))
+        return result
 
-            def within(share: float) -> None:
-                progress((at + share) / (passes * len(parts)))
-
-            return {"tasks": owners[mine], "partial": partial, "progress": within}
-
-        scores = log_likelihood(view, images[mine], samples, compile=trainer.compile, **options(name, passes * done))
+    for index, (name, view, mine) in enumerate(parts):
+        own, tasks = images[mine], owners[mine]
+        first = partial(name, passes * index)
+        scores = log_likelihood(view, own, samples, tasks=tasks, compile=trainer.compile, partial=first)
         if fit:
-            again = options(f"{name} fitted", passes * done + 1)
-            scores = scored_again(view, images[mine], samples, scores, **again)
+            second = partial(f"{name} fitted", passes * index + 1)
+            scores = scored_again(view, own, samples, scores, tasks=tasks, partial=second)
         found.append(scores)
     return LogLikelihood(*(torch.cat(columns, dim=1) for columns in zip(*found, strict=True)))
 

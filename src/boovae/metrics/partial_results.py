@@ -16,12 +16,14 @@ Step = TypeVar("Step")
 class PartialResult:
     """The values that a computation has accumulated, and how many of its steps they include.
 
-    The plan, as JSON, describes how the work is cut into steps; values of another plan are discarded.
+    The plan, as JSON, describes how the work is cut into steps; values of another plan are discarded. `progress` is
+    called with the share that is done, after each step.
     """
 
     plan: dict[str, Any] = field(default_factory=dict)
     values: Tensor = field(default_factory=lambda: torch.empty(0))
     done: int = 0
+    progress: Callable[[float], None] = lambda share: None
 
     def begin(self, plan: dict[str, Any], values: Tensor) -> Tensor:
         """Return the tensor to accumulate in: `values`, or the saved one if this plan was begun before."""
@@ -32,13 +34,13 @@ class PartialResult:
         self.values = self.values.to(values.device)
         return self.values
 
-    def rest(self, steps: Sequence[Step], progress: Callable[[float], None] = lambda share: None) -> Iterator[Step]:
-        """Yield the remaining steps and call `progress` after each; a step is done when the next is requested."""
+    def rest(self, steps: Sequence[Step]) -> Iterator[Step]:
+        """Yield the remaining steps; a step is done when the next is requested."""
         check("done", self.done, self.done <= len(steps))
         for step in steps[self.done :]:
             yield step
             self.done += 1
-            progress(self.done / len(steps))
+            self.progress(self.done / len(steps))
 
 
 def state(partial: Mapping[str, PartialResult]) -> tuple[dict[str, Tensor], dict[str, Any]]:

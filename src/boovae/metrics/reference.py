@@ -6,9 +6,10 @@ also cached on disk, by the content of the images and of the network.
 
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,10 +17,12 @@ from boovae.data import Task
 from boovae.data.download import cache_folder
 from boovae.metrics.cache import read_cached, write_cached
 from boovae.metrics.classifier import Classifier
+from boovae.metrics.evaluation import Distances
 from boovae.metrics.features import Features
 from boovae.metrics.fidelity import kernel_distance, precision_recall
 from boovae.metrics.frechet import Moments, combined, frechet_distances, moments
 from boovae.metrics.partial_results import PartialResult
+from boovae.metrics.schema import rounded
 
 
 class Real(NamedTuple):
@@ -29,34 +32,18 @@ class Real(NamedTuple):
     train: Moments  # of the features of the training images
 
 
-class Scores(NamedTuple):
-    """Samples of every replica against real images, each `(R,)`, float64."""
-
-    frechet: Tensor
-    frechet_train: Tensor  # against the training images
-    kid: Tensor
-    precision: Tensor
-    recall: Tensor
-
-
 class Reference:
     """Compares samples with the images of tasks on the features of one network."""
 
     def __init__(self, network: Features) -> None:
         self.network = network
-        self._known: dict[int, tuple[Task, Real]] = {}
+        self._known: dict[Task, Real] = {}
 
     def features(self, samples: Tensor) -> Tensor:
         """Return what `scores` compares: the features (R, N, F) of samples (R, N, D)."""
         return torch.stack([self.network.features(own) for own in samples])
 
-    def scores(
-        self,
-        samples: Tensor,
-        tasks: Sequence[Task],
-        partial: PartialResult | None = None,
-        progress: Callable[[float], None] = lambda share: None,
-    ) -> Scores:
+    def scores(self, samples: Tensor, tasks: Sequence[Task], partial: PartialResult | None = None) -> Distances:
         """Return how near features (R, N, F) of samples are to those of the tasks' images.
 
         KID, precision and recall use equal numbers of samples and test images. With a single image all are NaN. They
@@ -65,30 +52,32 @@ class Reference:
         """
         real = [self.real(task) for task in tasks]
         test = torch.cat([part.test for part in real])
+        about = len(test), samples.shape[1], self.network.digest
         if min(len(test), sum(part.train.n for part in real), samples.shape[1]) < 2:
-            return Scores(*torch.full((len(Scores._fields), len(samples)), torch.nan, dtype=torch.float64))
+            unknown = np.full(len(samples), np.nan)
+            return Distances(unknown, unknown, unknown, unknown, unknown, *about)
         # Eigenvalues of large float64 matrices are faster and more reliable on a CPU.
         against = (moments(test), combined([part.train for part in real]))
         frechet, frechet_train = frechet_distances(against, _on_cpu(moments(samples)))
         count = min(len(test), samples.shape[1])
         some = test[torch.arange(count) * len(test) // count].to(samples.device)  # of every task
-        partial = PartialResult() if partial is None else partial
+        partial = partial or PartialResult()
         plan = {"network": self.network.digest, "images": len(test), "samples": samples.shape[1]}
         found = partial.begin(plan, torch.zeros(3, len(samples), dtype=torch.float64, device=samples.device))
-        for replica, shares in partial.rest([*itertools.product(range(len(samples)), (False, True))], progress):
+        for replica, shares in partial.rest([*itertools.product(range(len(samples)), (False, True))]):
             row = samples[replica, :count]
             if shares:
                 found[1:, replica] = torch.stack(precision_recall(some, row))
             else:
                 found[0, replica] = kernel_distance(some, row)
-        return Scores(frechet, frechet_train, *found)
+        kid, precision, recall = map(rounded, found)
+        return Distances(rounded(frechet), rounded(frechet_train), kid, precision, recall, *about)
 
     def real(self, task: Task) -> Real:
         """Return the statistics of a task's images: from memory, from the cache, or computed now."""
-        known = self._known.get(id(task))
-        if known is None or known[0] is not task:
-            self._known[id(task)] = known = (task, self._cached(task))
-        return known[1]
+        if task not in self._known:
+            self._known[task] = self._cached(task)
+        return self._known[task]
 
     def _cached(self, task: Task) -> Real:
         if isinstance(self.network, Classifier):  # as fast as reading a file

@@ -59,11 +59,11 @@ def one_thread(*, when: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def compiling_pays(images: int, settings: Settings, device: torch.device) -> bool:
-    """Return whether compiling saves more time than it costs, given the number of training images in all tasks."""
+def compiles(choice: str | bool, images: int, settings: Settings, device: torch.device) -> bool:
+    """Return whether to compile: as chosen (on, off), or with auto if it saves more time than it costs.
+
+    `images` is the number of training images in all tasks.
+    """
+    if choice != "auto":
+        return choice in ("on", True)
     return device.type == "cuda" and settings.training.epochs * images / settings.training.batch_size >= COMPILE_STEPS
-
-
-def compiles(choice: str, images: int, settings: Settings, device: torch.device) -> bool:
-    """Return whether `--compile` on, off or auto compiles, given the number of training images in all tasks."""
-    return choice == "on" or (choice == "auto" and compiling_pays(images, settings, device))

@@ -103,14 +103,11 @@ class Past:
     own_tasks: int = 0  # how many of its tasks have begun
     parts: list[tuple[Sequence[str], Stream | str]] = field(default_factory=list)
 
-    def add(self, names: Sequence[str], found: Stream | str) -> None:
-        """Append tasks."""
-        self.parts.append((names, found))
-
     def add_own(self, names: Sequence[str]) -> None:
         """Append the next tasks of the run's own dataset."""
         first, self.own_tasks = self.own_tasks, self.own_tasks + len(names)
-        self.add(names, self.own if isinstance(self.own, str) else self.own[first : self.own_tasks])
+        found = self.own if isinstance(self.own, str) else self.own[first : self.own_tasks]
+        self.parts.append((names, found))
 
     @property
     def missing(self) -> dict[str, str]:
@@ -186,7 +183,7 @@ def learned_images(
         if event["source"] is None:
             past.add_own([event["name"]])
         else:
-            past.add([event["name"]], find(event, event["source"]))
+            past.parts.append(([event["name"]], find(event, event["source"])))
     return past
 
 

@@ -137,16 +137,12 @@ def export(
 
 
 def _card(trainer: Trainer, form: str, replica: int, task: int | None, files: list[Path]) -> dict[str, Any]:
-    settings = trainer.settings
+    settings = trainer.settings.flat()
     return {
         "boovae": boovae.__version__,
         "format": form,
         "files": [path.name for path in files],
-        "method": settings.method,
-        "net": settings.model.net,
-        "likelihood": settings.model.likelihood,
-        "latent_dim": settings.model.latent_dim,
-        "log_variance_range": list(settings.model.log_variance_range),
+        **{name: settings[name] for name in ("method", "net", "likelihood", "latent_dim", "log_variance_range")},
         "image_shape": list(trainer.spec.shape),
         "tasks": trainer.tasks_done,
         "task": task,

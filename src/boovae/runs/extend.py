@@ -62,7 +62,7 @@ def extend(
         run.display.note(carried(trainer))
         if not plan.begun:
             _begin(run, trainer, plan, command)
-        plan.past.add([plan.event["name"]], plan.stream)
+        plan.past.parts.append(([plan.event["name"]], plan.stream))
         networks = sample_networks(plan.past.stream, trainer, metrics, run.say, features, data_dir)
         with tracked(run, log):
             advance(run, trainer, plan.past.tasks, networks, metrics)

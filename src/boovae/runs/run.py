@@ -162,13 +162,6 @@ class Run(Observer):
             file.truncate()  # remove a line torn by a killed process or a full disk
             file.write(json.dumps(event).encode() + b"\n")
 
-    def _flush(self) -> int:
-        """Write the log to disk; return its length."""
-        with appending(self.files.log) as file:
-            file.write("".join(self._unwritten).encode())
-            self._unwritten = []
-            return file.tell()
-
     # --- watching the trainer -----------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
@@ -196,7 +189,11 @@ class Run(Observer):
         """Write a checkpoint with the length of the log and the state of an evaluation in progress."""
         tensors, record = trainer.state()
         sums, plans = partial_results.state(self.partial_results)
-        record |= {"metrics_length": self._flush(), "task_seconds": self.task_seconds, **plans}
+        with appending(self.files.log) as file:
+            file.write("".join(self._unwritten).encode())
+            length = file.tell()
+        self._unwritten = []
+        record |= {"metrics_length": length, "task_seconds": self.task_seconds, **plans}
         save_checkpoint(self.files.checkpoint, tensors | sums, record)
         self._saved = time.monotonic()
         unsent, self._unsent = self._unsent, []

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,7 @@ HELP = {
 URGENT = ("collapse", "log-variance", "forgotten", "missing", "classifier")
 
 
-@dataclass(frozen=True)
-class RunWarning:
+class RunWarning(NamedTuple):
     """Something to know before reading the numbers; `kind` identifies the problem."""
 
     kind: str
