@@ -88,6 +88,8 @@ class PlainNumPy:
     def decoder(self, latents: Array) -> list[Array]:
         t = self.tensors
         output = linear(t, "decoder.4", leaky(linear(t, "decoder.2", leaky(linear(t, "decoder.0", latents)))))
+        if self.card["noise"] == "learned":  # the second half are widths
+            output = np.split(output, 2, axis=1)[0]
         image = 1 / (1 + np.exp(-output)) if self.card["likelihood"] == "bernoulli" else output
         return [image * t["scale"] + t["centre"]]
 
