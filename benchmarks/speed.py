@@ -80,10 +80,11 @@ def main() -> None:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return the device, versions, commit and command of the measurement."""
+    """Return the device, versions, commit and command of the measurement; of absolute paths only the name."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     versions = {"torch": torch.__version__, "python": platform.python_version()}
-    return {"device": name, **versions, "commit": source_commit(), "command": shlex.join(["python", *sys.argv])}
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
+    return {"device": name, **versions, "commit": source_commit(), "command": shlex.join(["python", *words])}
 
 
 def in_turns(variants: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:

@@ -240,3 +240,18 @@ def test_shared_noise_is_one_width_for_each_colour(name: str, likelihood: str) -
 def test_learned_noise_is_refused_where_there_is_none() -> None:
     with pytest.raises(InputError, match="noise='shared' is for likelihood normal or logistic, not for bernoulli"):
         make_likelihood("bernoulli", noise="shared")
+
+
+def test_a_linear_net_is_a_linear_map_if_its_hidden_units_are_silent() -> None:
+    encoder, decoder = make_nets("linear:8", (5,), 3, RANGE, parameters=2)
+    x = torch.randn(6, 5)
+    with torch.no_grad():
+        for name, weight in (*encoder.named_parameters(), *decoder.named_parameters()):
+            if "linear" not in name:
+                weight.zero_()
+        codes = encoder(x).mean
+        torch.testing.assert_close(encoder(2 * x).mean, 2 * codes)
+        assert codes.std() > 0
+        there, twice, nowhere = (decoder(factor * codes) for factor in (1, 2, 0))
+    assert there.shape == (6, 10)
+    torch.testing.assert_close(twice - nowhere, 2 * (there - nowhere))

@@ -9,10 +9,12 @@ from PIL import Image, ImageEnhance
 from scipy.ndimage import map_coordinates
 from torch.func import vmap
 
+from boovae.config import TrainingSettings
 from boovae.data import ImageSpec, load_stream
 from boovae.errors import InputError
 from boovae.methods import resolve
 from boovae.runs.progress import Display, Watch
+from boovae.training import augment
 from boovae.training.augment import colour_jitter, deform, mirror
 from boovae.training.trainer import Trainer
 
@@ -170,3 +172,14 @@ def test_training_draws_deformed_images_and_scoring_does_not() -> None:
 def test_deform_is_refused_where_it_does_not_fit(shape: tuple[int, ...], binarize: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Trainer(resolve({"deform": 0.1}), ImageSpec(shape, binarize=binarize))
+
+
+def test_input_noise_has_the_deviation_that_was_asked_for() -> None:
+    spec, settings = ImageSpec((40,), (-3.0, 3.0)), TrainingSettings(input_noise=0.3)
+    drawn = augment.draws(settings, spec, 500)
+    generator = torch.Generator().manual_seed(0)
+    batch = {name: torch.randn(*draw.shape, generator=generator) for name, draw in drawn.items()}
+    x = torch.full((500, 40), 2.0)
+    noise = augment.changed(x, batch, settings, spec) - x
+    assert noise.std().item() == pytest.approx(0.3, rel=0.02)
+    assert augment.changed(x, {}, settings, spec) is x  # validation

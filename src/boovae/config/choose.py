@@ -24,7 +24,8 @@ DEFORMED_BELOW = 3000
 ALIKE = 0.3
 #: With fewer images networks are narrower, and convolutional ones train for fewer steps.
 FEW_IMAGES = 1000
-#: Tables with fewer rows than these get more and some noise on their rows, and at most so many epochs for each row.
+#: Tables with fewer than `SOME_ROWS` rows are trained with noise on the rows, those with fewer than `FEW_ROWS` with
+#: twice as much. The number of epochs is limited to `EPOCHS_PER_ROW` times the number of rows.
 FEW_ROWS, SOME_ROWS, EPOCHS_PER_ROW = 60, 1000, 2
 #: Steps per task: usually, with few numbers, and of few pictures by convolutions; limits of the epochs that they make.
 STEPS, FEW_STEPS, CONV_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4000, 1500, 3000, 40, 800

@@ -56,7 +56,8 @@ class ModelSettings(Section):
     """Networks, likelihood and prior."""
 
     net: str = "mlp:300"
-    """Encoder and decoder: mlp:WIDTH or gated:WIDTH; conv:CHANNELS or res:CHANNELS for pictures."""
+    """Encoder and decoder: mlp:WIDTH or gated:WIDTH; linear:WIDTH for tables; conv:CHANNELS or res:CHANNELS for
+    pictures."""
     normalisation: Literal["group", "batch"] = "group"
     """Convolutional networks: normalise channels in groups, or over the batch (the paper)."""
     decoder_bounds: bool = True

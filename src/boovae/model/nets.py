@@ -209,8 +209,8 @@ def make_nets(
     match = re.fullmatch(r"(mlp|gated|linear|conv|res):([1-9]\d{0,4})", name)
     if match is None:
         raise InputError(
-            f"unknown net '{name}' ({{net}}): use mlp:WIDTH or gated:WIDTH, for example mlp:300, or for pictures "
-            "conv:CHANNELS or res:CHANNELS, for example res:32"
+            f"unknown net '{name}' ({{net}}): use mlp:WIDTH, gated:WIDTH or linear:WIDTH, for example mlp:300, or for "
+            "pictures conv:CHANNELS or res:CHANNELS, for example res:32"
         )
     kind, size, pixels = match[1], int(match[2]), math.prod(shape)
     parameters -= shared_noise
